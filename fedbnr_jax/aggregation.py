@@ -1,0 +1,153 @@
+"""How the server makes one kernel of many: mean of parameters, kernel distillation.
+
+An aggregator is two pure functions: what a client says after its local steps, and
+what the server does with the sum of what they said. That only the sum is read is
+what lets clients stream by in chunks, and what secure aggregation needs.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from fedbnr_jax import blr, urk
+from fedbnr_jax.clients import ModelParams, descend, features_of
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federation import Clients, ServerSet
+
+
+class Aggregator(NamedTuple):
+  """Client side and server side of an aggregation."""
+
+  # (local params, ω, own rows, server's set) -> message, summed over clients.
+  message: Callable[[ModelParams, Any, Clients, ServerSet | None], Any]
+  # (broadcast params, ω, summed message, server's set) -> new params.
+  combine: Callable[[ModelParams, Any, Any, ServerSet | None], ModelParams]
+
+
+class _Weighted(struct.PyTreeNode):
+  params: Any  # Weighted sum of parameters.
+  weight: jax.Array  # [] sum of weights.
+
+
+def mean(
+  *, scales: Literal["arithmetic", "log"] = "arithmetic", by_rows: bool = False
+) -> Aggregator:
+  """FedAvg: the mean of the clients' parameters, σ and λ included.
+
+  Args:
+    scales: Average σ and λ themselves, as printed, or their logarithms.
+    by_rows: Weight each client by its number of rows; plain mean otherwise.
+  """
+  if scales not in ("arithmetic", "log"):
+    raise InputError(f"scales must be 'arithmetic' or 'log', got {scales!r}.")
+
+  def message(
+    params: ModelParams, omega: Any, rows: Clients, server: ServerSet | None
+  ) -> _Weighted:
+    del omega, server
+    dtype = params.log_noise_std.dtype
+    weight = jnp.sum(rows.mask, dtype=dtype) if by_rows else jnp.ones((), dtype)
+    natural = _natural(params) if scales == "arithmetic" else params
+    return _Weighted(jax.tree.map(lambda leaf: weight * leaf, natural), weight)
+
+  def combine(
+    params: ModelParams, omega: Any, total: _Weighted, server: ServerSet | None
+  ) -> ModelParams:
+    del params, omega, server
+    average = jax.tree.map(lambda leaf: leaf / total.weight, total.params)
+    return _logarithmic(average) if scales == "arithmetic" else average
+
+  return Aggregator(message, combine)
+
+
+def distillation(
+  feature_map: urk.FeatureMap,
+  optimizer: optax.GradientTransformation,
+  *,
+  num_steps: int,
+  alpha: float,
+  min_noise_std: float,
+  warm_start: bool = False,
+) -> Aggregator:
+  """Kernel distillation: fit the mean of the clients' Gram matrices on X_kd.
+
+  A client's message is its Gram on the server's inputs. The paper has clients send
+  their parameters and the server compute the Grams; the result is the same, and
+  this way no client's parameters are seen.
+
+  Args:
+    feature_map: The kernel.
+    optimizer: Of the server.
+    num_steps: Distillation steps in a round.
+    alpha: Weight α of the match against the evidence of the server's own rows.
+    min_noise_std: Floor of σ.
+    warm_start: Start from the mean of the clients' parameters, which they then also
+      send, instead of the broadcast ones.
+  """
+  if num_steps < 1:
+    raise InputError(f"kd.num_steps must be at least 1, got {num_steps}.")
+  if alpha < 0:
+    raise InputError(f"kd.alpha must not be negative, got {alpha}.")
+  average = mean()
+
+  def message(
+    params: ModelParams, omega: Any, rows: Clients, server: ServerSet | None
+  ) -> tuple[jax.Array, _Weighted | None, jax.Array]:
+    server = _required(server)
+    features = features_of(feature_map, params, omega, server.x)
+    gram = jnp.matmul(features, features.T, precision="highest")
+    start = average.message(params, omega, rows, server) if warm_start else None
+    return gram, start, jnp.ones((), gram.dtype)
+
+  def combine(
+    params: ModelParams, omega: Any, total: Any, server: ServerSet | None
+  ) -> ModelParams:
+    server = _required(server)
+    gram_sum, start, num_clients = total
+    if start is not None:
+      params = average.combine(params, omega, start, server)
+    loss = distillation_loss(feature_map, omega, server, gram_sum / num_clients, alpha)
+    return descend(loss, optimizer, num_steps, min_noise_std, params)[0]
+
+  return Aggregator(message, combine)
+
+
+def distillation_loss(
+  feature_map: urk.FeatureMap,
+  omega: Any,
+  server: ServerSet,
+  target_gram: jax.Array,
+  alpha: float,
+) -> Callable[[ModelParams], jax.Array]:
+  """NLL_kd/n + (α/n²) ‖ΦΦᵀ − K̄‖², with K̄ [Q, Q] the clients' mean Gram."""
+
+  def loss(params: ModelParams) -> jax.Array:
+    features = features_of(feature_map, params, omega, server.x)
+    nll = blr.negative_log_marginal_likelihood(
+      features, server.y, params.noise_std, params.prior_std
+    )
+    gap = jnp.matmul(features, features.T, precision="highest") - target_gram
+    return nll / server.y.shape[0] + alpha * jnp.mean(gap**2)
+
+  return loss
+
+
+def _natural(params: ModelParams) -> ModelParams:
+  return params.replace(log_noise_std=params.noise_std, log_prior_std=params.prior_std)
+
+
+def _logarithmic(params: ModelParams) -> ModelParams:
+  return params.replace(
+    log_noise_std=jnp.log(params.log_noise_std),
+    log_prior_std=jnp.log(params.log_prior_std),
+  )
+
+
+def _required(server: ServerSet | None) -> ServerSet:
+  if server is None:
+    raise InputError("kernel distillation needs a server set: see Federation.server.")
+  return server

@@ -1,0 +1,174 @@
+"""FedBNR: local evidence steps, aggregation of the kernel, exact last layer."""
+
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from fedbnr_jax import aggregation, blr, urk
+from fedbnr_jax.aggregation import Aggregator
+from fedbnr_jax.algorithms.base import FederatedAlgorithm, RoundInfo, ServerState
+from fedbnr_jax.clients import (
+  ModelParams,
+  descend,
+  evidence_loss,
+  features_of,
+  local_stats,
+  map_clients,
+)
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federation import Clients, Federation
+
+
+def fedbnr(
+  feature_map: urk.FeatureMap,
+  optimizer: optax.GradientTransformation,
+  aggregator: Aggregator,
+  *,
+  num_local_steps: int,
+  initial_noise_std: float = 0.5,
+  initial_prior_std: float = 1.0,
+  min_noise_std: float = 1e-3,
+  client_batch_size: int | None = None,
+) -> FederatedAlgorithm:
+  """Builds the method; with `aggregation.mean` FedBNR, with `distillation` FedBNR-KD.
+
+  Args:
+    feature_map: The unifying random kernel.
+    optimizer: Of the local steps; its state starts afresh every round.
+    aggregator: How the clients' kernels become one.
+    num_local_steps: Full-batch steps of each client in a round.
+    initial_noise_std: σ at the start, in units of the target's std.
+    initial_prior_std: λ at the start.
+    min_noise_std: Floor of σ.
+    client_batch_size: Clients batched at a time; all by default.
+  """
+  positive = {
+    "num_local_steps": num_local_steps,
+    "initial_noise_std": initial_noise_std,
+    "initial_prior_std": initial_prior_std,
+    "min_noise_std": min_noise_std,
+  }
+  if client_batch_size is not None:
+    positive["client_batch_size"] = client_batch_size
+  for name, value in positive.items():
+    if not value > 0:
+      raise InputError(f"{name} must be positive, got {value}.")
+  loss = evidence_loss(feature_map)
+
+  def last_layer(
+    params: ModelParams, omega: Any, federation: Federation
+  ) -> tuple[blr.SufficientStats, blr.Posterior]:
+    """Phase 2, merged: every client's statistics up, one posterior."""
+
+    def client(rows: Clients) -> tuple[blr.SufficientStats, None]:
+      return local_stats(feature_map, params, omega, rows), None
+
+    stats, _ = map_clients(client, federation.clients, client_batch_size)
+    return stats, blr.posterior(stats, *_scales(params, stats))
+
+  def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
+    feature_params = feature_map.init(key, federation.clients.x[0])
+    dtype = federation.clients.x.dtype
+    params = ModelParams(
+      theta=feature_params.theta,
+      log_noise_std=jnp.log(jnp.asarray(initial_noise_std, dtype)),
+      log_prior_std=jnp.log(jnp.asarray(initial_prior_std, dtype)),
+    )
+    stats, posterior = last_layer(params, feature_params.omega, federation)
+    return ServerState(
+      feature_params.omega, params, stats, posterior, jnp.zeros((), jnp.int32)
+    )
+
+  def round_fn(
+    key: chex.PRNGKey, state: ServerState, federation: Federation
+  ) -> tuple[ServerState, RoundInfo]:
+    del key  # Full batches, full participation: nothing is random.
+    omega, server = state.omega, federation.server
+
+    def client(rows: Clients) -> tuple[Any, jax.Array]:
+      local, losses = descend(
+        lambda params: loss(params, omega, rows),
+        optimizer,
+        num_local_steps,
+        min_noise_std,
+        state.params,
+      )
+      return aggregator.message(local, omega, rows, server), losses[-1]
+
+    total, client_loss = map_clients(client, federation.clients, client_batch_size)
+    params = aggregator.combine(state.params, omega, total, server)
+    stats, posterior = last_layer(params, omega, federation)
+    nll = blr.negative_log_marginal_likelihood_from_stats(
+      stats, *_scales(params, stats)
+    )
+    up, down = _floats(params, stats)
+    info = RoundInfo(client_loss, nll / stats.count, jnp.asarray(up), jnp.asarray(down))
+    return (
+      ServerState(omega, params, stats, posterior, state.num_rounds + 1),
+      info,
+    )
+
+  def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    features = features_of(feature_map, state.params, state.omega, x)
+    return blr.predict(state.posterior, features)
+
+  return FederatedAlgorithm(init, round_fn, predict)
+
+
+def _scales(
+  params: ModelParams, stats: blr.SufficientStats
+) -> tuple[jax.Array, jax.Array]:
+  dtype = stats.gram.dtype
+  return params.noise_std.astype(dtype), params.prior_std.astype(dtype)
+
+
+def _floats(params: ModelParams, stats: blr.SufficientStats) -> tuple[int, int]:
+  """Floats up and down per client and round, phase 2 merged and run every round.
+
+  The parameters go down once: phase 2 and the next round's local steps start from
+  the same ones. ω is a seed.
+  """
+  (num_features,) = stats.moment.shape
+  triangle = num_features * (num_features + 1) // 2
+  return (
+    params.size + triangle + num_features + 2,
+    params.size + triangle + num_features,
+  )
+
+
+def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
+  """Method `fedbnr`."""
+  aggregator = aggregation.mean(scales=config.mean.scales, by_rows=config.mean.by_rows)
+  return _with(config, aggregator)
+
+
+def distilled_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
+  """Method `fedbnr-kd`."""
+  aggregator = aggregation.distillation(
+    urk.from_config(config),
+    optax.adam(config.kd.learning_rate),
+    num_steps=config.kd.num_steps,
+    alpha=config.kd.alpha,
+    min_noise_std=config.min_noise_std,
+    warm_start=config.kd.warm_start,
+  )
+  return _with(config, aggregator)
+
+
+def _with(
+  config: ml_collections.ConfigDict, aggregator: Aggregator
+) -> FederatedAlgorithm:
+  return fedbnr(
+    urk.from_config(config),
+    optax.adam(config.learning_rate),
+    aggregator,
+    num_local_steps=config.num_local_steps,
+    initial_noise_std=config.initial_noise_std,
+    initial_prior_std=config.initial_prior_std,
+    min_noise_std=config.min_noise_std,
+    client_batch_size=config.client_batch_size or None,
+  )

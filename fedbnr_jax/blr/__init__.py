@@ -1,0 +1,43 @@
+"""Bayesian linear regression from statistics that add over clients.
+
+Model: y = Φw + ε, w ~ N(0, λ²I), ε ~ N(0, σ²I), with features Φ [N, M], one row a
+data row. Everything is expressed by ρ = λ²/σ² and the Cholesky factor of
+B = I + ρ ΦᵀΦ (all eigenvalues ≥ 1), never by an inverse of A = B/λ². Quadratic
+forms are sums of squares (residual form), so they cannot turn negative.
+"""
+
+from fedbnr_jax.blr.evidence import fit_evidence
+from fedbnr_jax.blr.likelihood import negative_log_marginal_likelihood
+from fedbnr_jax.blr.posterior import (
+  Posterior,
+  covariance,
+  negative_log_marginal_likelihood_from_stats,
+  partial_mean,
+  posterior,
+  predict,
+  sample_weights,
+)
+from fedbnr_jax.blr.statistics import (
+  SufficientStats,
+  masked,
+  statistics_dtype,
+  sufficient_stats,
+  sum_stats,
+)
+
+__all__ = [
+  "Posterior",
+  "SufficientStats",
+  "covariance",
+  "fit_evidence",
+  "masked",
+  "negative_log_marginal_likelihood",
+  "negative_log_marginal_likelihood_from_stats",
+  "partial_mean",
+  "posterior",
+  "predict",
+  "sample_weights",
+  "statistics_dtype",
+  "sufficient_stats",
+  "sum_stats",
+]

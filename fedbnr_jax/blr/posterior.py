@@ -1,0 +1,101 @@
+"""Posterior of the weights from pooled statistics; prediction; the printed phase 2."""
+
+from functools import partial
+
+import chex
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.scipy.linalg import cho_solve, solve_triangular
+
+from fedbnr_jax.blr.statistics import SufficientStats
+
+
+class Posterior(struct.PyTreeNode):
+  """w | y ~ N(mean, λ² B⁻¹)."""
+
+  mean: jax.Array  # [M]
+  cholesky: jax.Array  # [M, M] lower factor of B = I + ρ ΦᵀΦ; NaN if not definite.
+  noise_std: jax.Array  # [] σ
+  prior_std: jax.Array  # [] λ
+
+
+def posterior(
+  stats: SufficientStats, noise_std: jax.Array | float, prior_std: jax.Array | float
+) -> Posterior:
+  """Conditions w ~ N(0, λ²I) on pooled statistics."""
+  (num_features,) = stats.moment.shape
+  chex.assert_shape(stats.gram, (num_features, num_features))
+  dtype = stats.gram.dtype
+  noise_std, prior_std = jnp.asarray(noise_std, dtype), jnp.asarray(prior_std, dtype)
+  rho = (prior_std / noise_std) ** 2
+  system = jnp.eye(num_features, dtype=dtype) + rho * stats.gram
+  cholesky = jnp.linalg.cholesky(system)
+  mean = cho_solve((cholesky, True), rho * stats.moment)
+  product = partial(jnp.matmul, precision="highest")
+  gap = rho * (stats.moment - product(stats.gram, mean)) - mean
+  mean = mean + cho_solve((cholesky, True), gap)  # One refinement, as in `_solve`.
+  return Posterior(mean, cholesky, noise_std, prior_std)
+
+
+def predict(
+  fitted: Posterior, features: jax.Array, *, with_noise: bool = True
+) -> tuple[jax.Array, jax.Array]:
+  """Predictive mean [N] and variance [N] of y at features [N, M].
+
+  Args:
+    fitted: The posterior.
+    features: [N, M]; cast to the posterior's dtype.
+    with_noise: False gives the variance of the function, without σ².
+  """
+  chex.assert_rank(features, 2)
+  features = features.astype(fitted.mean.dtype)
+  whitened = solve_triangular(fitted.cholesky, features.T, lower=True)  # [M, N]
+  variance = fitted.prior_std**2 * jnp.sum(whitened**2, axis=0)
+  if with_noise:
+    variance = variance + fitted.noise_std**2
+  return jnp.matmul(features, fitted.mean, precision="highest"), variance
+
+
+def sample_weights(key: chex.PRNGKey, fitted: Posterior, num_samples: int) -> jax.Array:
+  """Draws weights [num_samples, M] from the posterior: w̄ + λ L⁻ᵀ ε."""
+  (num_features,) = fitted.mean.shape
+  noise = jax.random.normal(key, (num_features, num_samples), fitted.mean.dtype)
+  spread = solve_triangular(fitted.cholesky, noise, lower=True, trans="T")
+  return (fitted.mean[:, None] + fitted.prior_std * spread).T
+
+
+def negative_log_marginal_likelihood_from_stats(
+  stats: SufficientStats, noise_std: jax.Array, prior_std: jax.Array
+) -> jax.Array:
+  """The same likelihood from summed statistics; float64 statistics wanted.
+
+  The residual sum of squares t − 2bᵀw̄ + w̄ᵀSw̄ cancels where the fit is good, so in
+  float32 prefer the form that has the features.
+  """
+  fitted = posterior(stats, noise_std, prior_std)
+  mean = fitted.mean
+  squares = stats.energy - 2.0 * jnp.dot(stats.moment, mean)
+  squares = jnp.maximum(squares + jnp.dot(mean, stats.gram @ mean), 0.0)
+  quadratic = squares / fitted.noise_std**2 + jnp.sum(mean**2) / fitted.prior_std**2
+  log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(fitted.cholesky)))
+  log_noise = stats.count * jnp.log(2.0 * jnp.pi * fitted.noise_std**2)
+  return 0.5 * (log_noise + log_det + quadratic)
+
+
+def covariance(
+  gram: jax.Array, noise_std: jax.Array | float, prior_std: jax.Array | float
+) -> jax.Array:
+  """Server, printed phase 2: A⁻¹ [M, M] from the summed scatter [M, M]."""
+  zeros = jnp.zeros_like(gram[0])
+  stats = SufficientStats(gram, zeros, zeros[0], zeros[0])
+  fitted = posterior(stats, noise_std, prior_std)
+  identity = jnp.eye(gram.shape[0], dtype=gram.dtype)
+  return fitted.prior_std**2 * cho_solve((fitted.cholesky, True), identity)
+
+
+def partial_mean(
+  covariance_: jax.Array, moment: jax.Array, noise_std: jax.Array | float
+) -> jax.Array:
+  """Client, printed phase 2: w̄_c = σ⁻² A⁻¹ Φ_cᵀy_c [M]; their sum is w̄."""
+  return covariance_ @ moment / jnp.asarray(noise_std, moment.dtype) ** 2

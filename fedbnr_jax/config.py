@@ -1,0 +1,154 @@
+"""Every field of a run, its default, and the check that it makes sense."""
+
+import math
+from typing import Any
+
+import ml_collections
+
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.names import suggestion
+
+
+def base() -> ml_collections.ConfigDict:
+  """A config with every field; the files in `configs/` change some."""
+  config = ml_collections.ConfigDict()
+  config.method = "fedbnr"
+  config.seed = 0
+  config.num_clients = 10
+  config.partition = "sorted"  # Or "iid", "target", "column" (by client column).
+
+  config.num_rounds = 100  # At most.
+  config.patience = 5  # Rounds without a better validation RMSE before stopping.
+  config.num_local_steps = 50
+  config.learning_rate = 1e-3
+  config.client_batch_size = 0  # Clients batched at a time; 0: all at once.
+  config.dtype = "float32"  # Of network and local steps; phase 2 is float64.
+
+  config.kernel = "deep"  # Or "replicate", "polynomial", "exponential", a spectrum.
+  config.num_samples = 50  # S, draws of ω.
+  config.hidden_size = 200  # s, width of the extractor.
+  config.num_hidden_layers = 1
+  config.latent_size = 5
+  config.shifter_size = 10
+  config.length_scale = 3.0  # Initial, in the latent space.
+  config.initial_noise_std = 0.5  # σ, in units of the target's std.
+  config.initial_prior_std = 1.0  # λ
+  config.min_noise_std = 1e-3
+
+  config.mean = ml_collections.ConfigDict()
+  config.mean.scales = "arithmetic"  # Of σ and λ; or "log".
+  config.mean.by_rows = False  # Weight clients by their rows.
+
+  config.kd = ml_collections.ConfigDict()
+  config.kd.num_steps = 50
+  config.kd.learning_rate = 1e-3
+  config.kd.alpha = 1.0
+  config.kd.warm_start = False  # From the mean of the clients' parameters.
+  config.kd.fraction = 0.8  # Of the validation rows, held by the server.
+
+  config.data = ml_collections.ConfigDict()
+  config.data.source = "synthetic"  # Or "uci", "table".
+  config.data.name = "two-ranges"  # Of the synthetic task or the UCI dataset.
+  config.data.num_rows = 200  # Synthetic: training rows.
+  config.data.noise_std = 0.5  # Synthetic.
+  config.data.directory = ""  # UCI: where the files are; "" as FEDBNR_DATA_DIR says.
+  config.data.path = ""  # Table: CSV or Parquet file.
+  config.data.target = ""  # Table: column to predict.
+  config.data.client = ""  # Table: column that says whose row it is.
+  config.data.features = ""  # Table: comma-separated; "" for all other columns.
+  config.data.categorical = ""  # Table: comma-separated, even if they look numeric.
+
+  config.compare_clients = False  # Also train each client alone, and compare.
+  return config
+
+
+_AT_LEAST_ONE = (
+  "num_rounds",
+  "patience",
+  "num_local_steps",
+  "hidden_size",
+  "num_hidden_layers",
+  "latent_size",
+  "shifter_size",
+)
+_POSITIVE = (
+  "learning_rate",
+  "length_scale",
+  "initial_noise_std",
+  "initial_prior_std",
+  "min_noise_std",
+)
+_CHOICES = {
+  "dtype": ("float32", "float64"),
+  "partition": ("sorted", "iid", "target", "column"),
+  "data.source": ("synthetic", "uci", "table"),
+  "mean.scales": ("arithmetic", "log"),
+}
+
+
+def validate(config: ml_collections.ConfigDict) -> None:
+  """Raises InputError for a value that no run can have."""
+  for name in _AT_LEAST_ONE:
+    if config[name] < 1:
+      raise InputError(f"config.{name} must be at least 1, got {config[name]}.")
+  for name in _POSITIVE:
+    if not 0 < config[name] < math.inf:
+      raise InputError(f"config.{name} must be a positive number, got {config[name]}.")
+  for name, choices in _CHOICES.items():
+    suggest(f"config.{name}", get(config, name), choices)
+  if config.num_clients < 1:
+    raise InputError(
+      f"config.num_clients must be at least 1, got {config.num_clients}."
+    )
+  if config.num_samples < 2:
+    raise InputError(
+      f"config.num_samples must be at least 2, got {config.num_samples}."
+    )
+  if config.client_batch_size < 0:
+    raise InputError(
+      "config.client_batch_size must be at least 1, or 0 for all clients at once, got "
+      f"{config.client_batch_size}."
+    )
+  if config.seed < 0:
+    raise InputError(f"config.seed must not be negative, got {config.seed}.")
+  _validate_distillation(config.kd)
+
+
+def _validate_distillation(kd: ml_collections.ConfigDict) -> None:
+  if kd.num_steps < 1:
+    raise InputError(f"config.kd.num_steps must be at least 1, got {kd.num_steps}.")
+  if not 0 < kd.learning_rate < math.inf:
+    raise InputError(
+      f"config.kd.learning_rate must be a positive number, got {kd.learning_rate}."
+    )
+  if not 0 <= kd.alpha < math.inf:
+    raise InputError(f"config.kd.alpha must not be negative, got {kd.alpha}.")
+  if not 0 < kd.fraction < 1:
+    raise InputError(f"config.kd.fraction must lie between 0 and 1, got {kd.fraction}.")
+
+
+def get(config: ml_collections.ConfigDict, path: str) -> Any:
+  """The value at a dotted path."""
+  for part in path.split("."):
+    config = config[part]
+  return config
+
+
+def suggest(what: str, value: str, choices: tuple[str, ...]) -> None:
+  """Raises InputError unless `value` is a choice, and names the nearest one."""
+  if value not in choices:
+    raise InputError(f"{what} is {value!r}: {suggestion(value, choices)}.")
+
+
+def differences(
+  config: dict[str, Any], other: dict[str, Any], prefix: str = ""
+) -> list[str]:
+  """Dotted names of the fields in which two configs, as dicts, differ."""
+  names: list[str] = []
+  for key in sorted(config.keys() | other.keys()):
+    mine, theirs = config.get(key), other.get(key)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+      names += differences(mine, theirs, f"{prefix}{key}.")
+    elif mine != theirs:
+      names.append(f"{prefix}{key}")
+  return names

@@ -1,0 +1,149 @@
+"""One column of a raw frame becomes numbers or labels, or names its bad cell.
+
+The check runs over the whole column at once; only when it fails does anything look at
+single cells, to find the one to report.
+"""
+
+import re
+from typing import Literal, NoReturn
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute  # type: ignore[import-untyped]
+
+from fedbnr_jax.data.reader import place
+from fedbnr_jax.errors import InputError
+
+Kind = Literal["numeric", "categorical"]
+
+_NUMBER = re.compile(
+  r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.I
+)
+_LONGEST_SHOWN = 40
+
+
+def parse_column(
+  frame: pd.DataFrame, name: str, kind: Kind | None = None
+) -> np.ndarray:
+  """Gives a column as numbers or as labels.
+
+  Args:
+    frame: A raw frame.
+    name: The column.
+    kind: What the column has to be; None to tell from its cells. A column with at
+      least one number is numeric then, and every other cell of it is an error. A
+      column of truth values (not of the words True and False) counts as 0 and 1.
+
+  Returns:
+    `[N]`: finite float64 numbers, or an object array of non-empty Python strings.
+
+  Raises:
+    InputError: At the first cell that does not fit, with its row and column.
+  """
+  series = frame[name]
+  _refuse_dates(frame, name)
+  if kind == "categorical":
+    return _labels(frame, name)
+  if kind is None and isinstance(series.dtype, pd.CategoricalDtype):
+    return _labels(frame, name)
+  if pd.api.types.is_complex_dtype(series):
+    raise InputError(f"column {name!r} holds complex numbers: give real ones")
+  if pd.api.types.is_numeric_dtype(series):  # Truth values included.
+    return _finite(frame, name, series.to_numpy(np.float64, na_value=np.nan))
+  texts = _texts(series)
+  try:
+    values = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+  except pa.ArrowInvalid:
+    words = [word for word in texts.unique().to_pylist() if not _NUMBER.fullmatch(word)]
+    if not words:
+      values = np.array([float(word) for word in texts.to_pylist()])
+    elif kind is None and len(words) == len(texts.unique()):
+      return _labels(frame, name)
+    else:
+      _refuse_words(frame, name, texts, words, kind)
+  return _finite(frame, name, values)
+
+
+def _texts(series: pd.Series) -> pa.LargeStringArray:
+  """Gives the cells as trimmed text; a missing one is empty."""
+  kind = pa.large_string()
+  try:
+    texts = pa.array(series, kind, from_pandas=True)
+  except pa.ArrowException:  # Not all of them are strings.
+    cells = series.to_numpy(object)
+    missing = pd.isna(cells)
+    texts = pa.array(
+      ["" if gone else _text(cell) for cell, gone in zip(cells, missing, strict=True)],
+      kind,
+    )
+  if isinstance(texts, pa.ChunkedArray):
+    texts = texts.combine_chunks()
+  return pyarrow.compute.utf8_trim_whitespace(texts.fill_null(""))
+
+
+def _text(cell: object) -> str:
+  # A category is to read the same from 3 in a text file and 3.0 in a typed one.
+  if isinstance(cell, (float, np.floating)):
+    return str(int(cell)) if float(cell).is_integer() else repr(float(cell))
+  return str(cell)
+
+
+def _labels(frame: pd.DataFrame, name: str) -> np.ndarray:
+  """Gives the cells as non-empty strings, `[N]`."""
+  texts = _texts(frame[name])
+  empty = pyarrow.compute.index(texts, pa.scalar("", texts.type)).as_py()
+  if empty >= 0:
+    raise InputError(
+      f"{place(frame, empty)}, column {name!r}: the cell is empty: fill it in or drop "
+      "that row"
+    )
+  return texts.to_numpy(zero_copy_only=False).astype(object)
+
+
+def _finite(frame: pd.DataFrame, name: str, values: np.ndarray) -> np.ndarray:
+  """Passes finite numbers on and names the first cell that is not."""
+  finite = np.isfinite(values)
+  if finite.all():
+    return values
+  row = int(np.argmin(finite))
+  cell = frame[name].iloc[row]
+  shown = "the cell is empty" if pd.isna(cell) else f"{_shown(cell)} is not finite"
+  raise InputError(
+    f"{place(frame, row)}, column {name!r}: {shown}: correct it or drop that row"
+  )
+
+
+def _refuse_words(
+  frame: pd.DataFrame,
+  name: str,
+  texts: pa.LargeStringArray,
+  words: list[str],
+  kind: Kind | None,
+) -> NoReturn:
+  """Raises at the first cell of a numeric column that is empty, text or not finite."""
+  bad = pyarrow.compute.is_in(texts, pa.array(words, texts.type))
+  row = pyarrow.compute.index(bad, True).as_py()
+  cell = texts[row].as_py()
+  shown = f"{_shown(cell)} is not a number" if cell else "the cell is empty"
+  hint = "" if kind or not cell else ", or name the column in `categorical`"
+  raise InputError(
+    f"{place(frame, row)}, column {name!r}: {shown}: correct it or drop that row{hint}"
+  )
+
+
+def _refuse_dates(frame: pd.DataFrame, name: str) -> None:
+  series = frame[name]
+  guess: str = series.dtype.kind
+  if guess == "O" and not isinstance(series.dtype, pd.StringDtype):
+    guess = pd.api.types.infer_dtype(series, skipna=True)
+  if guess in "mM" or guess.startswith(("date", "time", "period", "interval")):
+    raise InputError(
+      f"column {name!r} holds dates or times: derive numbers from it (for example "
+      "hours since the start) or leave it out"
+    )
+
+
+def _shown(cell: object) -> str:
+  text = str(cell)
+  return repr(text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…")

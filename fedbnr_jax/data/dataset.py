@@ -1,0 +1,145 @@
+"""A regression table in memory: raw features, raw targets, and who owns which row.
+
+Nothing here is standardised or encoded: that needs training rows, hence a split,
+and belongs to `preprocessing`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.names import listing
+
+_TRAIN_SHARE = 0.8
+
+
+class Split(NamedTuple):
+  """Row numbers of the three parts of a table; no row is in two of them."""
+
+  train: np.ndarray  # [n] integers
+  test: np.ndarray  # [n] integers
+  validation: np.ndarray  # [n] integers
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+  """A table of N rows to learn a regression from.
+
+  Attributes:
+    name: What the table is called in messages and reports.
+    features: `[N, columns]`; float64 columns are numeric, columns of Python strings
+      are categorical.
+    targets: `[N]` float64, in the raw unit.
+    target_name: The column that the targets came from.
+    clients: `[N]` string labels of the owners of the rows, or None.
+    split: A predefined split, or None where one is to be drawn at random.
+    standardised_error: Whether errors are reported in units of the standard
+      deviation of the training targets instead of the raw unit.
+    truth: For synthetic data, the noiseless function of the raw inputs,
+      `[N, D] -> [N]`.
+  """
+
+  name: str
+  features: pd.DataFrame
+  targets: np.ndarray
+  target_name: str
+  clients: np.ndarray | None = None
+  split: Split | None = None
+  standardised_error: bool = False
+  truth: Callable[[np.ndarray], np.ndarray] | None = None
+
+  def __post_init__(self) -> None:
+    """Refuses a table that nothing can be learnt from."""
+    self._check_targets()
+    self._check_features()
+    if self.clients is not None and np.shape(self.clients) != self.targets.shape:
+      raise InputError(
+        f"dataset {self.name!r}: client labels have shape {np.shape(self.clients)}, "
+        f"the targets {self.targets.shape}: give one label a row"
+      )
+    if self.split is not None:
+      self._check_split(self.split)
+
+  @property
+  def num_rows(self) -> int:
+    """N, the number of rows."""
+    return len(self.targets)
+
+  def _check_targets(self) -> None:
+    where = f"dataset {self.name!r}: column {self.target_name!r}"
+    if np.ndim(self.targets) != 1 or len(self.targets) == 0:
+      raise InputError(
+        f"{where} has shape {np.shape(self.targets)}: the target is to be one "
+        "number for each of at least one row"
+      )
+    finite = np.isfinite(self.targets)
+    if not finite.all():
+      row = int(np.argmin(finite)) + 1
+      raise InputError(f"{where} is not finite in row {row}: correct or drop that row")
+    if self.targets.min() == self.targets.max():
+      raise InputError(
+        f"{where} is constant (value {float(self.targets[0])}): nothing to predict"
+      )
+
+  def _check_features(self) -> None:
+    where = f"dataset {self.name!r}"
+    if len(self.features) != len(self.targets):
+      raise InputError(
+        f"{where}: {len(self.features)} rows of features but {len(self.targets)} "
+        "targets: give one target a row"
+      )
+    if self.features.shape[1] == 0:
+      raise InputError(f"{where} has no feature column: give at least one input")
+    twice = self.features.columns[self.features.columns.duplicated()]
+    if len(twice):
+      raise InputError(f"{where}: feature {twice[0]!r} occurs twice: rename one")
+    for column in self.features.columns:
+      values = self.features[column]
+      if pd.api.types.is_numeric_dtype(values):
+        good = np.isfinite(values.to_numpy(np.float64, na_value=np.nan))
+      else:
+        good = ~values.isna().to_numpy()
+      if not good.all():
+        raise InputError(
+          f"{where}: column {column!r} is missing or not finite in row "
+          f"{int(np.argmin(good)) + 1}: correct or drop that row"
+        )
+
+  def _check_split(self, split: Split) -> None:
+    where = f"dataset {self.name!r}: split"
+    empty = [part for part, rows in split._asdict().items() if len(rows) == 0]
+    if empty:
+      raise InputError(f"{where} has no rows in {listing(empty)}: give every part some")
+    rows = np.concatenate(split)
+    if rows.min() < 0 or rows.max() >= self.num_rows:
+      raise InputError(f"{where} names a row outside 0 to {self.num_rows - 1}")
+    if len(np.unique(rows)) != len(rows):
+      raise InputError(f"{where} names a row twice: the parts must not overlap")
+
+
+def random_split(rng: np.random.Generator, num_rows: int) -> Split:
+  """Draws 80 % of the rows for training and halves the rest.
+
+  Args:
+    rng: Source of the permutation.
+    num_rows: Number of rows, N.
+
+  Returns:
+    Training, test and validation rows, in the order of the permutation.
+
+  Raises:
+    InputError: If a part would be empty.
+  """
+  num_train = int(_TRAIN_SHARE * num_rows)
+  num_test = (num_rows - num_train) // 2
+  if num_train < 1 or num_test < 1:
+    raise InputError(
+      f"{num_rows} rows are too few to split into training, test and validation "
+      "rows: give at least 6"
+    )
+  order = rng.permutation(num_rows)
+  return Split(*np.split(order, [num_train, num_train + num_test]))

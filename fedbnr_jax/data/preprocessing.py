@@ -1,0 +1,268 @@
+"""Inputs and target on one scale, by statistics of the training rows alone."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.names import listing
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessor:
+  """Turns raw columns into D standardised inputs, and targets into z-scores.
+
+  Numeric columns come first, then an indicator (0 or 1) for each category of each
+  categorical column; every input is then standardised. Only plain Python values are
+  held, so that two preprocessors compare by `==` and survive JSON unchanged.
+
+  Attributes:
+    numeric_columns: Numeric columns that vary over the training rows.
+    categories: Pairs (categorical column, its sorted training categories).
+    input_mean: `[D]` training means.
+    input_std: `[D]` training standard deviations.
+    target_name: Name of the target column.
+    target_mean: Training mean of the target.
+    target_std: Training standard deviation of the target.
+  """
+
+  numeric_columns: tuple[str, ...]
+  categories: tuple[tuple[str, tuple[str, ...]], ...]
+  input_mean: tuple[float, ...]
+  input_std: tuple[float, ...]
+  target_name: str
+  target_mean: float
+  target_std: float
+
+  @classmethod
+  def fit(
+    cls, features: pd.DataFrame, targets: np.ndarray, target_name: str
+  ) -> "Preprocessor":
+    """Learns the statistics from training rows.
+
+    Args:
+      features: Raw features of the training rows: numeric and string columns.
+      targets: `[N]` raw targets of the training rows.
+      target_name: Name of the target, for messages.
+
+    Returns:
+      The fitted preprocessor. Constant columns are left out with a warning.
+
+    Raises:
+      InputError: If the target or every column is constant, or a value is unusable.
+    """
+    numeric: list[str] = []
+    categories: list[tuple[str, tuple[str, ...]]] = []
+    constant: list[str] = []
+    for column in features.columns:
+      if features[column].nunique(dropna=False) < 2:
+        constant.append(column)
+      elif pd.api.types.is_numeric_dtype(features[column]):
+        numeric.append(column)
+      else:
+        values = sorted(str(value) for value in features[column].unique())
+        categories.append((column, tuple(values)))
+    if not numeric and not categories:
+      raise InputError(
+        f"no feature varies over the {len(features)} training rows "
+        f"(columns {listing(constant)}): add an input that does"
+      )
+    if constant:
+      warnings.warn(
+        f"dropped features that are constant over the training rows: "
+        f"{listing(constant)}",
+        UserWarning,
+        stacklevel=2,
+      )
+    target_mean, target_std = _moments(
+      np.asarray(targets, np.float64)[:, None], [target_name]
+    )
+    raw = _raw_inputs(features, numeric, categories)
+    mean, std = _moments(raw, _input_names(numeric, categories))
+    return cls(
+      numeric_columns=tuple(numeric),
+      categories=tuple(categories),
+      input_mean=mean,
+      input_std=std,
+      target_name=target_name,
+      target_mean=target_mean[0],
+      target_std=target_std[0],
+    )
+
+  @property
+  def num_inputs(self) -> int:
+    """D, the number of inputs after encoding."""
+    return len(self.input_mean)
+
+  @property
+  def input_names(self) -> tuple[str, ...]:
+    """Names of the D inputs; an indicator is called `column=category`."""
+    return tuple(_input_names(self.numeric_columns, self.categories))
+
+  @property
+  def categorical_columns(self) -> tuple[str, ...]:
+    """Categorical columns that vary over the training rows."""
+    return tuple(column for column, _ in self.categories)
+
+  def transform(self, features: pd.DataFrame) -> np.ndarray:
+    """Encodes and standardises rows.
+
+    Args:
+      features: Raw features, N rows. Further columns are ignored, and so are columns
+        that were constant in training. A category that training rows did not have
+        sets none of its column's indicators, with a warning.
+
+    Returns:
+      `[N, D]` float64 inputs.
+
+    Raises:
+      InputError: If columns are missing or hold something that is not a number.
+    """
+    needed = (*self.numeric_columns, *self.categorical_columns)
+    missing = [column for column in needed if column not in features.columns]
+    if missing:
+      raise InputError(
+        f"columns {listing(missing)} are missing from the features: the model was "
+        f"trained with {listing(needed)}"
+      )
+    raw = _raw_inputs(features, self.numeric_columns, self.categories)
+    for column, values in self.categories:
+      unseen = sorted(set(features[column].astype(str)) - set(values))
+      if unseen:
+        warnings.warn(
+          f"column {column!r} has values that no training row had: "
+          f"{listing(unseen)}; they count as none of {listing(values)}",
+          UserWarning,
+          stacklevel=2,
+        )
+    return (raw - np.array(self.input_mean)) / np.array(self.input_std)
+
+  def standardise(self, targets: np.ndarray) -> np.ndarray:
+    """Takes targets `[N]` from the raw unit to z-scores `[N]`."""
+    return (np.asarray(targets, np.float64) - self.target_mean) / self.target_std
+
+  def unstandardise_mean(self, z: np.ndarray) -> np.ndarray:
+    """Takes predicted means `[N]` from z-scores to the raw unit `[N]`."""
+    return np.asarray(z, np.float64) * self.target_std + self.target_mean
+
+  def to_json(self) -> dict[str, Any]:
+    """Gives a record of JSON types, from which `from_json` restores every bit."""
+    record = dataclasses.asdict(self)
+    record["categories"] = [[name, list(values)] for name, values in self.categories]
+    for field in ("numeric_columns", "input_mean", "input_std"):
+      record[field] = list(record[field])
+    return record
+
+  @classmethod
+  def from_json(cls, record: Mapping[str, Any]) -> "Preprocessor":
+    """Restores what `to_json` wrote; a malformed record is an `InputError`."""
+    try:
+      made = cls(
+        numeric_columns=_strings(record["numeric_columns"]),
+        categories=tuple(
+          (_strings([name])[0], _strings(values))
+          for name, values in record["categories"]
+        ),
+        input_mean=_floats(record["input_mean"]),
+        input_std=_floats(record["input_std"]),
+        target_name=_strings([record["target_name"]])[0],
+        target_mean=_floats([record["target_mean"]])[0],
+        target_std=_floats([record["target_std"]])[0],
+      )
+      if not len(made.input_names) == len(made.input_mean) == len(made.input_std):
+        raise ValueError("numbers of inputs, means and deviations differ")
+      if min(*made.input_std, made.target_std) <= 0:
+        raise ValueError("a standard deviation is not positive")
+    except KeyError as error:
+      raise InputError(
+        f"preprocessing record lacks the field {error}: restore it or train again"
+      ) from error
+    except (TypeError, ValueError) as error:
+      raise InputError(
+        f"preprocessing record is malformed ({error}): restore it or train again"
+      ) from error
+    return made
+
+
+def _raw_inputs(
+  features: pd.DataFrame,
+  numeric: list[str] | tuple[str, ...],
+  categories: list | tuple,
+) -> np.ndarray:
+  """Stacks numeric columns and 0/1 indicators, `[N, D]`, before standardising."""
+  blocks = [_numbers(features, column)[:, None] for column in numeric]
+  for column, values in categories:
+    # get_indexer says -1 for a value it does not know: a row without indicator.
+    labels = features[column].astype(str).to_numpy(object)
+    codes = pd.Index(values, dtype=object).get_indexer(labels)
+    blocks.append((codes[:, None] == np.arange(len(values))).astype(np.float64))
+  return np.concatenate(blocks, axis=1)
+
+
+def _numbers(features: pd.DataFrame, column: str) -> np.ndarray:
+  """Gives one numeric column, `[N]` float64, and names the row that spoils it."""
+  series = features[column]
+  if not pd.api.types.is_numeric_dtype(series):
+    raise InputError(
+      f"column {column!r} is to be numeric but holds {series.dtype} values: parse "
+      "the table with parse_features first"
+    )
+  values = series.to_numpy(np.float64, na_value=np.nan)
+  finite = np.isfinite(values)
+  if not finite.all():
+    raise InputError(
+      f"column {column!r} is missing or not finite in row "
+      f"{int(np.argmin(finite)) + 1}: correct or drop that row"
+    )
+  return values
+
+
+def _moments(
+  values: np.ndarray, names: list[str]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Gives mean and standard deviation of each column of `[N, D]`, checked."""
+  with np.errstate(over="ignore", invalid="ignore"):
+    mean, std = values.mean(axis=0), values.std(axis=0)
+  for name, low, high, deviation in zip(
+    names, values.min(axis=0), values.max(axis=0), std, strict=True
+  ):
+    if low == high:
+      raise InputError(
+        f"column {name!r} is constant (value {float(low)}) over the training rows: "
+        "nothing to predict"
+      )
+    if not (np.isfinite(deviation) and deviation > 0):
+      raise InputError(
+        f"column {name!r} runs from {float(low)} to {float(high)}, too far or too "
+        "little for float64 statistics: rescale it"
+      )
+  return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _input_names(
+  numeric: list[str] | tuple[str, ...], categories: list | tuple
+) -> list[str]:
+  indicators = [
+    f"{column}={value}" for column, values in categories for value in values
+  ]
+  return [*numeric, *indicators]
+
+
+def _strings(values: Any) -> tuple[str, ...]:
+  if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+    raise TypeError(f"{values!r} is not a list of strings")
+  return tuple(values)
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+  if not all(isinstance(value, (int, float)) for value in values):
+    raise TypeError(f"{values!r} is not a list of numbers")
+  numbers = tuple(float(value) for value in values)
+  if not all(map(math.isfinite, numbers)):
+    raise ValueError("a statistic is not finite")
+  return numbers

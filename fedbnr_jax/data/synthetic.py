@@ -1,0 +1,127 @@
+"""Tables drawn from a known function, so that predictions can be held against truth."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from fedbnr_jax.data.dataset import Dataset, Split
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.names import suggestion
+
+TASKS = ("two-ranges", "additive")
+
+_LOW, _HIGH = -5.0, 5.0
+_FEWEST_ROWS = 10
+
+
+def bumps(inputs: np.ndarray) -> np.ndarray:
+  """The truth of "two-ranges": a trend with bumps, of one input.
+
+  Args:
+    inputs: `[N, 1]`, meant for the range from -5 to 5.
+
+  Returns:
+    `[N]` values, all between -3.5 and 2.5.
+  """
+  x = inputs[:, 0]
+  return 0.35 * x + 1.3 * np.sin(1.8 * x) + 0.6 * np.cos(0.7 * x)
+
+
+def additive(inputs: np.ndarray) -> np.ndarray:
+  """The truth of "additive": a sum of smooth functions of four of five inputs.
+
+  Args:
+    inputs: `[N, 5]`, meant for the range from -2 to 2; the last has no effect.
+
+  Returns:
+    `[N]` values.
+  """
+  x1, x2, x3, x4, _ = inputs.T
+  return 2.0 * np.sin(1.5 * x1) + 0.5 * x2**2 + 1.5 * np.exp(-(x3**2)) + 0.8 * x4
+
+
+def load(
+  task: str,
+  rng: np.random.Generator,
+  *,
+  num_rows: int = 200,
+  noise_std: float = 0.5,
+  num_clients: int = 2,
+) -> Dataset:
+  """Draws a table with a predefined split.
+
+  "two-ranges" is the paper's synthetic experiment: one input, uniform on [-5, 5],
+  whose training rows are sorted, and clients that own neighbouring ranges of equal
+  width, so that no client can predict for another. "additive" has five inputs and
+  gives each client an equal share of training rows, by quantile of the first input.
+
+  Args:
+    task: One of `TASKS`.
+    rng: Source of inputs and noise.
+    num_rows: Number of training rows; half as many are drawn for each of test and
+      validation.
+    noise_std: Standard deviation of the Gaussian noise on the targets.
+    num_clients: Number of owners, labelled "client 1" and so on.
+
+  Returns:
+    The table: training rows first, then test, then validation rows.
+
+  Raises:
+    InputError: If an argument is out of range, or a client gets no training row.
+  """
+  _check(task, num_rows, noise_std, num_clients)
+  truth: Callable[[np.ndarray], np.ndarray]
+  if task == "two-ranges":
+    truth, names, low, high = bumps, ["x"], _LOW, _HIGH
+  else:
+    truth, names, low, high = additive, [f"x{i}" for i in range(1, 6)], -2.0, 2.0
+  half = num_rows // 2
+  inputs = rng.uniform(low, high, size=(num_rows + 2 * half, len(names)))
+  if task == "two-ranges":
+    inputs[:num_rows].sort(axis=0)
+    edges = np.linspace(low, high, num_clients + 1)[1:-1]
+  else:
+    shares = np.arange(1, num_clients) / num_clients
+    edges = np.quantile(inputs[:num_rows, 0], shares)
+  owner = np.searchsorted(edges, inputs[:, 0], side="right") + 1
+  _check_owners(task, owner[:num_rows], num_clients)
+  rows = np.arange(len(inputs))
+  return Dataset(
+    name=task,
+    features=pd.DataFrame(inputs, columns=names),
+    targets=truth(inputs) + noise_std * rng.standard_normal(len(inputs)),
+    target_name="y",
+    clients=np.array([f"client {number}" for number in owner]),
+    split=Split(*np.split(rows, [num_rows, num_rows + half])),
+    truth=truth,
+  )
+
+
+def _check(task: str, num_rows: int, noise_std: float, num_clients: int) -> None:
+  """Refuses arguments out of range, each with the range that is allowed."""
+  if task not in TASKS:
+    raise InputError(f"no synthetic task {task!r}: {suggestion(task, TASKS)}")
+  if num_rows < _FEWEST_ROWS:
+    raise InputError(
+      f"synthetic task {task!r}: num_rows is {num_rows}: give at least {_FEWEST_ROWS}"
+    )
+  if not (math.isfinite(noise_std) and noise_std > 0):
+    raise InputError(
+      f"synthetic task {task!r}: noise_std is {noise_std}: give a positive number"
+    )
+  if num_clients < 1:
+    raise InputError(
+      f"synthetic task {task!r}: num_clients is {num_clients}: give at least 1"
+    )
+
+
+def _check_owners(task: str, owner: np.ndarray, num_clients: int) -> None:
+  """Refuses a draw of training rows, owners `[n]`, in which a client gets none."""
+  absent = set(range(1, num_clients + 1)) - set(owner.tolist())
+  if absent:
+    raise InputError(
+      f"synthetic task {task!r}: client {min(absent)} of {num_clients} got none of "
+      f"the {len(owner)} training rows: draw more rows or name fewer clients"
+    )

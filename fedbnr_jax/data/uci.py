@@ -1,0 +1,233 @@
+"""Five regression tables of the UCI repository, each known by name and by digest.
+
+Files are taken as UCI distributes them (zip archives, a workbook, `?` for a missing
+value, Latin-1) or unpacked and cleaned. The digest is of the values that come out, so
+that every form of a table passes and every damaged one is refused.
+"""
+
+import csv
+import hashlib
+import io
+import os
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import openpyxl
+import pandas as pd
+
+from fedbnr_jax.data import archives
+from fedbnr_jax.data.dataset import Dataset
+from fedbnr_jax.data.uci_tables import TABLES, Columns, Table
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.names import suggestion
+
+ARCHIVE_URL = "https://archive.ics.uci.edu/static/public"
+DATA_VARIABLE = "FEDBNR_DATA_DIR"
+CACHE_VARIABLE = "FEDBNR_CACHE_DIR"
+
+_MISSING = "?"
+
+NAMES = tuple(TABLES)
+
+
+def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
+  """Loads one of the five tables.
+
+  It is looked for in `<directory>/<name>/`, where `directory` is the argument, else
+  the environment variable FEDBNR_DATA_DIR, else a cache (FEDBNR_CACHE_DIR, by default
+  ~/.cache/fedbnr_jax), which alone is filled from the network when it lacks the table.
+
+  Args:
+    name: One of `NAMES`.
+    directory: A folder that holds the tables.
+
+  Returns:
+    The table, cleaned, without split.
+
+  Raises:
+    InputError: If the table is unknown, absent or not the one that the digest is of.
+  """
+  if name not in TABLES:
+    raise InputError(f"no UCI dataset {name!r}: {suggestion(name, NAMES)}")
+  table = TABLES[name]
+  where, columns = [], []
+  for label, content in _files(name, table, directory):
+    where.append(label)
+    columns.append(_parse(label, content, table))
+  whole = {key: np.concatenate([part[key] for part in columns]) for key in columns[0]}
+  used = {key: values for key, values in whole.items() if key not in table.unused}
+  if table.finish is not None:
+    try:
+      used = table.finish(used)
+    except ValueError as error:
+      raise InputError(
+        f"{name}: {' and '.join(where)} has an unusable date or time ({error}): delete "
+        f"it and get {_url(table)} again"
+      ) from error
+  found = _digest(used)
+  if found != table.digest:
+    rows = len(used[table.target])
+    raise InputError(
+      f"{name}: {' and '.join(where)} differs from UCI's table ({rows} rows, expected "
+      f"{table.num_rows}; digest {found}, expected {table.digest}): delete it and get "
+      f"{_url(table)} again"
+    )
+  targets = used.pop(table.target)
+  return Dataset(
+    name=name,
+    features=pd.DataFrame(
+      {key: pd.Series(values, dtype=values.dtype) for key, values in used.items()}
+    ),
+    targets=targets,
+    target_name=table.target,
+    standardised_error=table.standardised_error,
+  )
+
+
+def _url(table: Table) -> str:
+  return f"{ARCHIVE_URL}/{table.archive}"
+
+
+def _files(
+  name: str, table: Table, directory: str | os.PathLike[str] | None
+) -> list[tuple[str, bytes]]:
+  """Finds or fetches the files of a table; gives where each is and its content."""
+  given = directory or os.environ.get(DATA_VARIABLE)
+  if given:
+    folder = Path(given) / name
+  else:
+    cache = os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fedbnr_jax"
+    folder = Path(cache) / "data" / name
+  wanted = " and ".join(" or ".join(names) for names in table.files)
+  found = [archives.find_file(folder, names) for names in table.files]
+  if None in found and not given:
+    target = folder / table.archive.rpartition("/")[2]
+    try:
+      archives.download(_url(table), target)
+    except InputError as error:
+      raise InputError(
+        f"{name}: cannot download {_url(table)} ({error}): get it elsewhere and put "
+        f"it, or {wanted} out of it, into {folder}, or set {DATA_VARIABLE} to a folder "
+        f"that holds {name}{os.sep}{table.files[0][0]}"
+      ) from error
+    found = [archives.find_file(folder, names) for names in table.files]
+  files = [file for file in found if file is not None]
+  if len(files) < len(table.files):
+    raise InputError(
+      f"{name}: {wanted} is not in {folder}: get {_url(table)} and put it there, "
+      "zipped or not"
+    )
+  return files
+
+
+def _parse(where: str, content: bytes, table: Table) -> Columns:
+  """Reads one file and drops rows with missing values."""
+  if where.lower().endswith(".xlsx"):
+    numbered = _workbook_rows(where, content)
+  else:
+    numbered = _text_rows(where, content, table.delimiter)
+  target = table.columns.index(table.target)
+  rows: list[list[str]] = []
+  lines: list[int] = []
+  for line, row in numbered:
+    if len(row) != len(table.columns):
+      raise InputError(
+        f"{where}: line {line} has {len(row)} cells instead of {len(table.columns)}: "
+        f"the file is damaged or another: get {_url(table)} again"
+      )
+    # The header is optional and its wording varies, but it never holds a number here.
+    is_header = not lines and not _is_number(row[target])
+    if not is_header and _MISSING not in row:
+      rows.append(row)
+      lines.append(line)
+  if not rows:
+    raise InputError(f"{where} holds no rows: get {_url(table)} again")
+  columns: Columns = {}
+  for name, cells in zip(table.columns, zip(*rows, strict=True), strict=True):
+    if name in table.categorical:
+      columns[name] = np.array(cells, dtype=object)
+    else:
+      columns[name] = _numbers(where, name, cells, lines, table)
+  return columns
+
+
+def _numbers(
+  where: str, name: str, cells: tuple[str, ...], lines: list[int], table: Table
+) -> np.ndarray:
+  """Gives one column `[N]` as float64."""
+  for line, cell in zip(lines, cells, strict=True):
+    if not _is_number(cell):
+      raise InputError(
+        f"{where}: line {line}, column {name!r}: {cell[:40]!r} is not a number: the "
+        f"file is damaged: get {_url(table)} again"
+      )
+  return np.array([float(cell) for cell in cells])
+
+
+def _is_number(cell: str) -> bool:
+  try:
+    return bool(np.isfinite(float(cell)))
+  except ValueError:
+    return False
+
+
+def _text_rows(
+  where: str, content: bytes, delimiter: str | None
+) -> list[tuple[int, list[str]]]:
+  """Splits a text file into numbered rows, without comments and blank lines."""
+  try:
+    text = content.decode("utf-8-sig")
+  except UnicodeDecodeError:
+    text = content.decode("latin-1")
+  lines = [
+    (number, line)
+    for number, line in enumerate(text.splitlines(), start=1)
+    if line.strip() and not line.startswith("#")
+  ]
+  if delimiter is None:
+    return [(number, line.split()) for number, line in lines]
+  try:
+    cells = list(csv.reader([line for _, line in lines], delimiter=delimiter))
+  except csv.Error as error:
+    raise InputError(f"{where} is not a text table ({error}): get it again") from error
+  stripped = [[cell.strip() for cell in row] for row in cells]
+  return [(number, row) for (number, _), row in zip(lines, stripped, strict=False)]
+
+
+def _workbook_rows(where: str, content: bytes) -> list[tuple[int, list[str]]]:
+  """Gives the numbered rows of the first sheet of a workbook."""
+  try:
+    # openpyxl remarks on styles that it does not know; only the numbers matter here.
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore")
+      book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
+      rows = list(book.worksheets[0].iter_rows(values_only=True))
+      book.close()
+  except (zipfile.BadZipFile, KeyError, ValueError, OSError, IndexError) as error:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    raise InputError(f"{where} is not a workbook ({reason}): get it again") from error
+  return [
+    (number, ["" if cell is None else str(cell).strip() for cell in row])
+    for number, row in enumerate(rows, start=1)
+    if any(cell is not None for cell in row)
+  ]
+
+
+def _digest(columns: Columns) -> str:
+  """Hashes a cleaned table, whatever file form it came in.
+
+  Ten significant digits are more than any cell has, and few enough to be blind to the
+  last bits, in which a workbook's numbers may differ from their decimal text.
+  """
+  digest = hashlib.sha256()
+  for name in sorted(columns):
+    values = columns[name]
+    if values.dtype == object:
+      cells = values.tolist()
+    else:
+      # Adding zero makes the minus of a negative zero vanish.
+      cells = [f"{value:.10g}" for value in (values + 0.0).tolist()]
+    digest.update("\n".join([name, *cells, ""]).encode())
+  return digest.hexdigest()

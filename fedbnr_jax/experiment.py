@@ -1,0 +1,193 @@
+"""From a config to everything a run needs: data, federation, algorithm."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from flax import struct
+
+from fedbnr_jax import algorithms
+from fedbnr_jax import config as config_lib
+from fedbnr_jax import federation as federation_lib
+from fedbnr_jax.data import Dataset, Preprocessor, Split, random_split, synthetic, uci
+from fedbnr_jax.data import load_table as load_table_
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federation import Federation, ServerSet
+
+# Streams of randomness drawn from the one seed. What depends on the number of
+# clients has a stream of its own, so that the others do not.
+_DATA, _SPLIT, _PARTITION, _SERVER = range(4)
+
+
+class EvaluationSet(struct.PyTreeNode):
+  """Standardised rows to score predictions on."""
+
+  x: jax.Array  # [N, D]
+  y: jax.Array  # [N], in the dtype of the statistics.
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """One run, ready to start."""
+
+  config: ml_collections.FrozenConfigDict
+  dataset: Dataset
+  split: Split
+  preprocessor: Preprocessor
+  federation: Federation
+  client_names: tuple[str, ...]
+  client_rows: tuple[np.ndarray, ...]  # Of each client, row numbers in `dataset`.
+  validation: EvaluationSet
+  test: EvaluationSet
+  algorithm: algorithms.FederatedAlgorithm
+
+  @property
+  def error_scale(self) -> float:
+    """What a standardised error is multiplied by to be reported."""
+    return 1.0 if self.dataset.standardised_error else self.preprocessor.target_std
+
+  @property
+  def key_init(self) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(self.config.seed), 0)
+
+  @property
+  def key_rounds(self) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(self.config.seed), 1)
+
+
+def build(
+  config: ml_collections.ConfigDict, dataset: Dataset | None = None
+) -> Experiment:
+  """Loads, splits, standardises and deals out the data, and builds the method.
+
+  Args:
+    config: As `config.base` has it.
+    dataset: Instead of the one that `config.data` names.
+
+  Raises:
+    InputError: If a field or the data cannot be used.
+  """
+  config_lib.validate(config)
+  method = algorithms.method(config.method)
+  if dataset is None:
+    dataset = load_dataset(config)
+  split = dataset.split or random_split(_rng(config, _SPLIT), dataset.num_rows)
+  preprocessor = Preprocessor.fit(
+    dataset.features.iloc[split.train],
+    dataset.targets[split.train],
+    dataset.target_name,
+  )
+  inputs = preprocessor.transform(dataset.features)
+  targets = preprocessor.standardise(dataset.targets)
+  parts, names = _deal(config, method, dataset, split, inputs, targets)
+  federation = federation_lib.build(
+    inputs, targets, parts, names=names, dtype=config.dtype
+  )
+  validation = split.validation
+  if method.distils:
+    server, validation = _server_rows(config, validation)
+    federation = federation.replace(
+      server=ServerSet(
+        jnp.asarray(inputs[server], config.dtype),
+        jnp.asarray(targets[server], config.dtype),
+      )
+    )
+
+  def rows(indices: np.ndarray) -> EvaluationSet:
+    dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
+    return EvaluationSet(
+      jnp.asarray(inputs[indices], config.dtype), jnp.asarray(targets[indices], dtype)
+    )
+
+  return Experiment(
+    config=ml_collections.FrozenConfigDict(config),
+    dataset=dataset,
+    split=split,
+    preprocessor=preprocessor,
+    federation=federation,
+    client_names=tuple(names),
+    client_rows=tuple(parts),
+    validation=rows(validation),
+    test=rows(split.test),
+    algorithm=method.build(config),
+  )
+
+
+def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
+  """Reads the data that `config.data` names."""
+  data = config.data
+  if data.source == "uci":
+    return uci.load(data.name, data.directory or None)
+  if data.source == "synthetic":
+    return synthetic.load(
+      data.name,
+      _rng(config, _DATA),
+      num_rows=data.num_rows,
+      noise_std=data.noise_std,
+      num_clients=config.num_clients,
+    )
+  if not data.path:
+    raise InputError("config.data.path is empty: name a CSV or Parquet file.")
+  return load_table_(
+    data.path,
+    target=data.target,
+    client=data.client or None,
+    features=_columns(data.features) or None,
+    categorical=_columns(data.categorical),
+  )
+
+
+def _deal(
+  config: ml_collections.ConfigDict,
+  method: algorithms.Method,
+  dataset: Dataset,
+  split: Split,
+  inputs: np.ndarray,
+  targets: np.ndarray,
+) -> tuple[list[np.ndarray], list[str]]:
+  """Row numbers and name of each client; a pooled method has one client."""
+  train = split.train
+  if method.pooled:
+    return [train], ["pooled"]
+  if config.partition == "column":
+    if dataset.clients is None:
+      raise InputError(
+        "config.partition is 'column' but the data has no client column: "
+        "name it by config.data.client, or choose another partition."
+      )
+    parts, names = federation_lib.by_column(dataset.clients, train)
+  else:
+    parts = federation_lib.partition(
+      config.partition,
+      _rng(config, _PARTITION),
+      inputs[train],
+      targets[train],
+      config.num_clients,
+    )
+    names = [f"client {index + 1}" for index in range(len(parts))]
+  return [train[part] for part in parts], names
+
+
+def _server_rows(
+  config: ml_collections.ConfigDict, validation: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Splits the validation rows into the server's distillation set and the rest."""
+  num_server = int(config.kd.fraction * len(validation))
+  if num_server < 2 or num_server > len(validation) - 2:
+    raise InputError(
+      f"{len(validation)} validation rows are too few to give the server "
+      f"{config.kd.fraction:.0%} of them for distillation: use more data, or another "
+      "method."
+    )
+  order = _rng(config, _SERVER).permutation(validation)
+  return order[:num_server], order[num_server:]
+
+
+def _rng(config: ml_collections.ConfigDict, stream: int) -> np.random.Generator:
+  return np.random.default_rng([config.seed, stream])
+
+
+def _columns(names: str) -> tuple[str, ...]:
+  return tuple(name.strip() for name in names.split(",") if name.strip())

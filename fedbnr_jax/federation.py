@@ -1,0 +1,183 @@
+"""Rows dealt out to clients: partitioners, and arrays [K, N, ...] with a row mask."""
+
+from collections.abc import Callable, Sequence
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from fedbnr_jax.errors import InputError
+
+# (rng, inputs [n, D], targets [n], num_clients) -> K index arrays.
+Partitioner = Callable[
+  [np.random.Generator, np.ndarray, np.ndarray, int], list[np.ndarray]
+]
+
+
+class Clients(struct.PyTreeNode):
+  """Rows by client; clients of fewer rows than N are padded."""
+
+  x: jax.Array  # [K, N, D]
+  y: jax.Array  # [K, N]
+  mask: jax.Array  # [K, N] bool, false for padding.
+
+
+class ServerSet(struct.PyTreeNode):
+  """The small distillation set that the server holds."""
+
+  x: jax.Array  # [Q, D]
+  y: jax.Array  # [Q]
+
+
+class Federation(struct.PyTreeNode):
+  """All that a simulated round reads."""
+
+  clients: Clients
+  server: ServerSet | None = None
+
+  @property
+  def num_clients(self) -> int:
+    return self.clients.y.shape[0]
+
+
+def build(
+  inputs: np.ndarray,
+  targets: np.ndarray,
+  parts: Sequence[np.ndarray],
+  *,
+  names: Sequence[str] | None = None,
+  num_padded_rows: int | None = None,
+  dtype: chex.ArrayDType = jnp.float32,
+) -> Federation:
+  """Stacks the rows that `parts` names, one part a client.
+
+  Args:
+    inputs: [n, D] standardised inputs.
+    targets: [n] standardised targets.
+    parts: Row indices of each client.
+    names: Names of the clients, for messages.
+    num_padded_rows: N; the largest client by default.
+    dtype: Of the arrays on the device.
+
+  Returns:
+    A federation without a server set. Padding holds zeros.
+  """
+  for index, part in enumerate(parts):
+    if len(part) == 0:
+      name = names[index] if names is not None else f"number {index}"
+      raise InputError(
+        f"client {name} has no training rows: leave it out or give it more rows."
+      )
+  largest = max(len(part) for part in parts)
+  num_rows = largest if num_padded_rows is None else num_padded_rows
+  if num_rows < largest:
+    raise ValueError(
+      f"num_padded_rows {num_rows} is below the largest client, {largest}."
+    )
+  shape = (len(parts), num_rows)
+  x = np.zeros((*shape, inputs.shape[1]), dtype)
+  y = np.zeros(shape, dtype)
+  mask = np.zeros(shape, bool)
+  for index, part in enumerate(parts):
+    x[index, : len(part)] = inputs[part]
+    y[index, : len(part)] = targets[part]
+    mask[index, : len(part)] = True
+  return Federation(Clients(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask)))
+
+
+def pooled(federation: Federation) -> Federation:
+  """The same rows, held by one client."""
+  one = jax.tree.map(lambda a: a.reshape(1, -1, *a.shape[2:]), federation.clients)
+  return federation.replace(clients=one)
+
+
+def single_client(federation: Federation, index: int) -> Federation:
+  """A federation of one of the clients alone."""
+  one = jax.tree.map(lambda a: a[index : index + 1], federation.clients)
+  return Federation(one)
+
+
+# ----------------------------------------------------------------- partitioners
+
+
+def sorted_chunks(
+  rng: np.random.Generator, inputs: np.ndarray, targets: np.ndarray, num_clients: int
+) -> list[np.ndarray]:
+  """The paper's: rows sorted by the most correlated input, 2K chunks, two each."""
+  column = most_correlated(inputs, targets)
+  order = np.argsort(inputs[:, column], kind="stable")
+  chunks = np.array_split(order, 2 * num_clients)
+  dealt = rng.permutation(2 * num_clients)
+  return [
+    np.concatenate([chunks[first], chunks[second]])
+    for first, second in dealt.reshape(num_clients, 2)
+  ]
+
+
+def iid(
+  rng: np.random.Generator, inputs: np.ndarray, targets: np.ndarray, num_clients: int
+) -> list[np.ndarray]:
+  """Shuffled rows in equal parts."""
+  del targets
+  return np.array_split(rng.permutation(len(inputs)), num_clients)
+
+
+def target_quantile(
+  rng: np.random.Generator, inputs: np.ndarray, targets: np.ndarray, num_clients: int
+) -> list[np.ndarray]:
+  """Each client holds one quantile range of the target: the hardest skew."""
+  del inputs
+  parts = np.array_split(np.argsort(targets, kind="stable"), num_clients)
+  return [parts[index] for index in rng.permutation(num_clients)]
+
+
+PARTITIONERS: dict[str, Partitioner] = {
+  "sorted": sorted_chunks,
+  "iid": iid,
+  "target": target_quantile,
+}
+
+
+def partition(
+  name: str,
+  rng: np.random.Generator,
+  inputs: np.ndarray,
+  targets: np.ndarray,
+  num_clients: int,
+) -> list[np.ndarray]:
+  """Deals the training rows to `num_clients` clients by a named rule."""
+  if name not in PARTITIONERS:
+    raise InputError(
+      f"partition is {name!r}, not one of {', '.join(PARTITIONERS)} (or, with a client "
+      "column, 'column')."
+    )
+  num_rows = len(targets)
+  if not 1 <= num_clients <= num_rows // 2:
+    raise InputError(
+      f"num_clients must be between 1 and half of the {num_rows} training rows "
+      f"({num_rows // 2}), got {num_clients}."
+    )
+  return PARTITIONERS[name](rng, inputs, targets, num_clients)
+
+
+def by_column(
+  labels: np.ndarray, train: np.ndarray
+) -> tuple[list[np.ndarray], list[str]]:
+  """One client a label; labels [n] of all rows, `train` [n_train] indices.
+
+  Returns:
+    For each label, positions within `train`; and the labels, sorted.
+  """
+  names = np.unique(labels)
+  owners = labels[train]
+  return [np.flatnonzero(owners == name) for name in names], [str(n) for n in names]
+
+
+def most_correlated(inputs: np.ndarray, targets: np.ndarray) -> int:
+  """The column of inputs [n, D] with the largest |correlation| with targets [n]."""
+  centred = inputs - inputs.mean(axis=0)
+  spread = np.sqrt(np.sum(centred**2, axis=0))
+  products = np.abs(centred.T @ (targets - targets.mean()))
+  return int(np.argmax(products / np.where(spread > 0, spread, np.inf)))

@@ -1,0 +1,32 @@
+"""An unknown name is answered with the nearest known one."""
+
+import difflib
+from collections.abc import Iterable
+
+_MOST_LISTED = 20
+
+
+def listing(names: Iterable[str]) -> str:
+  """Quotes names and joins them by commas, cut where the list grows unreadable."""
+  names = list(names)
+  shown = ", ".join(repr(name) for name in names[:_MOST_LISTED])
+  hidden = len(names) - _MOST_LISTED
+  return f"{shown} and {hidden} more" if hidden > 0 else shown
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+  """Says which known name was probably meant, and which there are.
+
+  Args:
+    name: What the user wrote.
+    known: What the user could have written.
+
+  Returns:
+    The end of an error message, on one line.
+  """
+  known = list(known)
+  # Upper and lower case is the commonest slip, so it must not count as distance.
+  by_fold = {candidate.casefold(): candidate for candidate in known}
+  near = difflib.get_close_matches(name.casefold(), by_fold, n=1)
+  choice = f"choose from {listing(known)}"
+  return f"did you mean {by_fold[near[0]]!r}? {choice}" if near else choice

@@ -1,0 +1,159 @@
+"""The files of a run's folder: config, metrics by round, summary, preprocessing."""
+
+import csv
+import json
+import os
+import pathlib
+from typing import Any
+
+import ml_collections
+import pandas as pd
+
+from fedbnr_jax.config import differences
+from fedbnr_jax.data import Preprocessor
+from fedbnr_jax.errors import InputError
+
+Record = dict[str, float | int]
+
+
+class RunFolder:
+  """A run's folder; made on first use, refused if it belongs to another config."""
+
+  def __init__(self, path: str | os.PathLike[str]) -> None:
+    self.path = pathlib.Path(path)
+    self.checkpoints = self.path / "checkpoint"
+    self.figures = self.path / "figures"
+    self._config = self.path / "config.json"
+    self._metrics = self.path / "metrics.csv"
+    self._summary = self.path / "summary.json"
+    self._preprocessing = self.path / "preprocessing.json"
+
+  def check(self, config: ml_collections.ConfigDict) -> None:
+    """Raises InputError if the folder holds something other than a run of `config`."""
+    if self._config.exists():
+      changed = differences(read_json(self._config), as_json(config))
+      if changed:
+        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise InputError(
+          f"workdir {self.path} belongs to another config (config.{changed[0]} "
+          f"differs{more}): choose another workdir."
+        )
+    elif self.path.is_dir() and any(self.path.iterdir()):
+      raise InputError(
+        f"workdir {self.path} is not empty and holds no run: choose another workdir."
+      )
+
+  def claim(self, config: ml_collections.ConfigDict) -> None:
+    """Makes the folder this config's.
+
+    Raises:
+      InputError: If it holds a run of another config, or cannot be written.
+    """
+    try:
+      self.check(config)
+      self.path.mkdir(parents=True, exist_ok=True)
+      # Written even when it is there: this is where a read-only folder shows.
+      write_json(self._config, as_json(config))
+    except OSError as error:
+      raise InputError(
+        f"cannot write to workdir {self.path} ({error.strerror or error}): choose "
+        "another one, or change its permissions."
+      ) from error
+
+  def config(self) -> ml_collections.ConfigDict:
+    """The config of the run that this folder holds."""
+    if not self._config.exists():
+      raise InputError(
+        f"{self.path} holds no run: there is no {self._config.name} in it."
+      )
+    return ml_collections.ConfigDict(read_json(self._config))
+
+  # ------------------------------------------------------------------- metrics
+
+  def append_metrics(self, record: Record) -> None:
+    """Adds the row of one round and sees it to the disk."""
+    new = not self._metrics.exists()
+    with open(self._metrics, "a", newline="") as file:
+      writer = csv.DictWriter(file, list(record), lineterminator="\n")
+      if new:
+        writer.writeheader()
+      writer.writerow(record)
+      file.flush()
+      os.fsync(file.fileno())
+
+  def metrics(self) -> list[Record]:
+    """The complete rows so far; a row cut short by a kill ends the list."""
+    if not self._metrics.exists():
+      return []
+    records: list[Record] = []
+    with open(self._metrics, newline="") as file:
+      text = file.read()
+    complete = text[: text.rfind("\n") + 1]
+    for row in csv.DictReader(complete.splitlines()):
+      if None in row or None in row.values():
+        break
+      record = {name: _number(value) for name, value in row.items()}
+      if record["round"] != len(records) + 1:
+        break
+      records.append(record)
+    return records
+
+  def keep_metrics(self, records: list[Record]) -> None:
+    """Replaces the rows by these, at one stroke."""
+    if not records:
+      self._metrics.unlink(missing_ok=True)
+      return
+    part = self._metrics.with_suffix(".tmp")
+    with open(part, "w", newline="") as file:
+      writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+      writer.writeheader()
+      writer.writerows(records)
+    os.replace(part, self._metrics)
+
+  def metrics_frame(self) -> pd.DataFrame:
+    return pd.DataFrame(self.metrics())
+
+  # ------------------------------------------------- summary and preprocessing
+
+  def summary(self) -> dict[str, Any] | None:
+    """The summary, once the run is finished."""
+    return read_json(self._summary) if self._summary.exists() else None
+
+  def write_summary(self, summary: dict[str, Any]) -> None:
+    write_json(self._summary, summary)
+
+  def write_preprocessing(self, preprocessor: Preprocessor) -> None:
+    write_json(self._preprocessing, preprocessor.to_json())
+
+  def preprocessing(self) -> Preprocessor:
+    if not self._preprocessing.exists():
+      raise InputError(f"{self.path} holds no trained model: train one first.")
+    return Preprocessor.from_json(read_json(self._preprocessing))
+
+
+def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The config as it reads back from a file: tuples as lists, and so on."""
+  content: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
+  return content
+
+
+def write_json(path: pathlib.Path, content: Any) -> None:
+  """Writes a file whole or not at all."""
+  part = path.with_suffix(path.suffix + ".tmp")
+  part.write_text(json.dumps(content, indent=2) + "\n")
+  os.replace(part, path)
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """Reads a file that `write_json` wrote."""
+  try:
+    return json.loads(path.read_text())
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    raise InputError(f"{path} is not readable JSON ({error}): remove it.") from error
+
+
+def _number(text: str) -> float | int:
+  try:
+    return int(text)
+  except ValueError:
+    return float(text)

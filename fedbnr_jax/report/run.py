@@ -1,0 +1,171 @@
+"""Figures and text of one finished run."""
+
+import dataclasses
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from fedbnr_jax import federation as federation_lib
+from fedbnr_jax import training
+from fedbnr_jax.experiment import Experiment
+from fedbnr_jax.report import figures
+
+_GRID_SIZE = 400
+_TABLE_SCORES = ("rmse", "nll", "crps", "ece", "coverage95")
+
+
+def write_figures(
+  experiment: Experiment, result: training.Result, folder: str | os.PathLike[str]
+) -> None:
+  """Learning curve, reliability, predicted against true; for 1-D, the function."""
+  folder = pathlib.Path(folder)
+  unit = experiment.dataset.target_name
+  if experiment.dataset.standardised_error:
+    unit = f"std of {unit}"
+  figures.learning_curve(
+    pd.DataFrame(result.history),
+    folder / "learning_curve.png",
+    unit=unit,
+    best_round=result.best_round,
+  )
+  mean, variance = jax.device_get(
+    experiment.algorithm.predict(result.state, experiment.test.x)
+  )
+  mean, variance = _unstandardised(experiment, mean, variance)
+  targets = experiment.dataset.targets[experiment.split.test]
+  figures.reliability(mean, variance, targets, folder / "reliability.png")
+  figures.predicted_against_true(
+    mean,
+    variance,
+    targets,
+    folder / "predicted.png",
+    target_name=experiment.dataset.target_name,
+  )
+  if is_one_dimensional(experiment):
+    panel = band_panel(experiment, result, "Global model")
+    figures.function_band(
+      panel.x,
+      panel.mean,
+      panel.variance,
+      folder / "function.png",
+      train_x=panel.train_x,
+      train_y=panel.train_y,
+      clients=panel.train_client,
+      truth=panel.truth,
+      title=panel.title,
+      input_name=str(experiment.dataset.features.columns[0]),
+      target_name=experiment.dataset.target_name,
+    )
+
+
+def summary_text(summary: dict[str, Any]) -> str:
+  """A few lines for the terminal."""
+  return (
+    f"{summary['dataset']}, {summary['method']}, {summary['num_clients']} clients, "
+    f"seed {summary['seed']}: round {summary['best_round']} is the best of "
+    f"{summary['rounds']} ({summary['seconds']:.1f} s)\n"
+    f"test RMSE {summary['test_rmse']:.4g} (lowest of all rounds "
+    f"{summary['min_test_rmse']:.4g}), ECE {summary['test_ece']:.3f}, "
+    f"NLL {summary['test_nll']:.4g}, 95 % interval covers "
+    f"{summary['test_coverage95']:.1%}"
+  )
+
+
+# ------------------------------------------- the global model against each client
+
+
+def train_clients_alone(
+  experiment: Experiment, program: training.Program
+) -> list[training.Result]:
+  """Trains each client on its own rows only, judged on the same rows as the others."""
+  results = []
+  for index, name in enumerate(experiment.client_names):
+    alone = dataclasses.replace(
+      experiment,
+      federation=federation_lib.single_client(experiment.federation, index),
+      client_names=(name,),
+    )
+    results.append(training.train(alone, program))
+  return results
+
+
+def comparison_text(
+  experiment: Experiment, result: training.Result, alone: list[training.Result]
+) -> str:
+  """A table of test scores: the global model, then each client's own."""
+  names = [f"global ({experiment.config.method})"]
+  names += [f"{name} alone" for name in experiment.client_names]
+  scores = [
+    [one.best[f"test_{score}"] for score in _TABLE_SCORES] for one in (result, *alone)
+  ]
+  table = pd.DataFrame(
+    scores, index=names, columns=[f"test {s}" for s in _TABLE_SCORES]
+  )
+  return table.to_string(float_format=lambda value: f"{value:.3f}")
+
+
+def write_comparison(
+  experiment: Experiment,
+  result: training.Result,
+  alone: list[training.Result],
+  folder: str | os.PathLike[str],
+) -> None:
+  """The two-panel figure, for data with one input: a client alone, and all."""
+  if not is_one_dimensional(experiment):
+    return
+  name = experiment.client_names[0]
+  figures.two_panels(
+    band_panel(experiment, alone[0], f"{name} alone", used_client=0),
+    band_panel(experiment, result, f"Global model ({experiment.config.method})"),
+    pathlib.Path(folder) / "comparison.png",
+    input_name=str(experiment.dataset.features.columns[0]),
+    target_name=experiment.dataset.target_name,
+  )
+
+
+def is_one_dimensional(experiment: Experiment) -> bool:
+  """Whether there is one numeric input, and so a function to draw."""
+  return experiment.preprocessor.num_inputs == 1
+
+
+def band_panel(
+  experiment: Experiment,
+  result: training.Result,
+  title: str,
+  used_client: int | None = None,
+) -> figures.BandPanel:
+  """What a model says over the range of its one input, in raw units."""
+  dataset = experiment.dataset
+  column = dataset.features.iloc[:, 0].to_numpy(np.float64)
+  grid = np.linspace(column.min(), column.max(), _GRID_SIZE)
+  frame = pd.DataFrame({dataset.features.columns[0]: grid})
+  x = jnp.asarray(experiment.preprocessor.transform(frame), experiment.config.dtype)
+  mean, variance = jax.device_get(experiment.algorithm.predict(result.state, x))
+  mean, variance = _unstandardised(experiment, mean, variance)
+  rows = np.concatenate(experiment.client_rows)
+  owner = np.repeat(
+    np.arange(len(experiment.client_rows)), [len(r) for r in experiment.client_rows]
+  )
+  return figures.BandPanel(
+    x=grid,
+    mean=mean,
+    variance=variance,
+    train_x=column[rows],
+    train_y=dataset.targets[rows],
+    train_client=owner,
+    truth=None if dataset.truth is None else dataset.truth(grid[:, None]),
+    title=title,
+    used=None if used_client is None else owner == used_client,
+  )
+
+
+def _unstandardised(
+  experiment: Experiment, mean: np.ndarray, variance: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  scaler = experiment.preprocessor
+  return scaler.unstandardise_mean(mean), variance * scaler.target_std**2

@@ -1,0 +1,90 @@
+"""What every program does first and last: set JAX up, and tell errors in one line."""
+
+import os
+import pathlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import jax
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.training import NonFiniteError
+
+CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+
+_WRONG_INPUT = 2
+_NOT_FINITE = 3
+
+
+def cache_folder() -> pathlib.Path:
+  """Where downloads and compiled programs are kept between runs."""
+  home = os.environ.get("FEDBNR_CACHE_DIR") or pathlib.Path.home() / ".cache/fedbnr_jax"
+  return pathlib.Path(home)
+
+
+def set_up_jax() -> None:
+  """Float64 for phase 2, and compiled programs kept on disk for the next start."""
+  jax.config.update("jax_enable_x64", True)
+  jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+  logging.set_verbosity(logging.ERROR)  # Orbax tells of every file it writes.
+  warnings.showwarning = _one_line_warning
+
+
+def run(main: Callable[[], None]) -> NoReturn:
+  """Runs `main` as `absl.app.run` does, with errors of input in one line."""
+  set_up_jax()
+
+  def guarded(argv: Sequence[str]) -> None:
+    if len(argv) > 1:
+      fail(f"unexpected argument {argv[1]!r}: options start with '--'.")
+    try:
+      main()
+    except InputError as error:
+      fail(str(error))
+    except NonFiniteError as error:
+      fail(str(error), _NOT_FINITE)
+    except KeyboardInterrupt:
+      fail("stopped. The same command takes the run up again.", 130)
+
+  app.run(guarded, flags_parser=_parse)
+
+
+def fail(message: str, status: int = _WRONG_INPUT) -> NoReturn:
+  """Prints one line and exits."""
+  print(f"error: {' '.join(message.split())}", file=sys.stderr)
+  sys.exit(status)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+  """Parses the flags; a misspelt config field is one line, not a traceback."""
+  try:
+    return flags.FLAGS(argv)
+  except (
+    flags.Error,
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+    OSError,
+  ) as error:
+    text = error.args[0] if error.args else error
+    fail(str(text))
+
+
+def _one_line_warning(
+  message: Warning | str,
+  category: type[Warning],
+  filename: str,
+  lineno: int,
+  file: object = None,
+  line: str | None = None,
+) -> None:
+  del filename, lineno, file, line
+  if issubclass(category, UserWarning):
+    print(f"warning: {message}", file=sys.stderr)

@@ -1,0 +1,53 @@
+"""Predicts a table with a trained model.
+
+python -m launch.predict --workdir=runs/mine --input=new.csv --output=predicted.csv
+
+The output has the input's columns and mean, std, lower95 and upper95, in the
+target's unit, noise included.
+"""
+
+import os
+import pathlib
+
+import jax
+from absl import flags
+
+from fedbnr_jax import model
+from fedbnr_jax.data import read_table
+from fedbnr_jax.errors import InputError
+from launch import common
+
+_INPUT = flags.DEFINE_string("input", None, "Table to predict.", required=True)
+_OUTPUT = flags.DEFINE_string("output", None, "Table to write.", required=True)
+
+
+def main() -> None:
+  predict(common.WORKDIR.value, _INPUT.value, _OUTPUT.value)
+
+
+def predict(workdir: str, source: str, target: str) -> None:
+  """Adds the predicted columns to the table `source` and writes it to `target`."""
+  trained = model.load(workdir)
+  table = read_table(source)
+  predicted = trained.predict(table, transform=jax.jit)
+  clash = [name for name in predicted.columns if name in table.columns]
+  if clash:
+    raise InputError(
+      f"{source} already has a column {clash[0]!r}, which the output needs: rename it."
+    )
+  output = pathlib.Path(target)
+  part = output.with_name(output.name + ".tmp")
+  joined = table.join(predicted)
+  try:
+    if output.suffix in (".parquet", ".pq"):
+      joined.to_parquet(part, index=False)
+    else:
+      joined.to_csv(part, index=False)
+    os.replace(part, output)
+  except OSError as error:
+    raise InputError(f"cannot write {target} ({error.strerror or error}).") from error
+  print(f"{len(joined)} rows predicted, written to {target}")
+
+
+if __name__ == "__main__":
+  common.run(main)

@@ -1,0 +1,176 @@
+"""Runs a grid of trainings, one pinned process a core, into one table.
+
+python -m launch.sweep --config=configs/paper_table.py --workdir=runs/paper_table
+
+Every run has its own folder under `workdir/runs`; a second start skips what is
+finished and takes up what was stopped. `results.csv` is rewritten after every run.
+"""
+
+import concurrent.futures
+import dataclasses
+import itertools
+import os
+import pathlib
+import queue
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import ml_collections
+import pandas as pd
+from absl import flags
+from tqdm import tqdm
+
+from fedbnr_jax import algorithms
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.records import RunFolder
+from launch import common
+
+_WORKERS = flags.DEFINE_integer("workers", 0, "Runs at a time; 0: one a core.")
+
+_ROOT = pathlib.Path(__file__).parent.parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """One point of the grid."""
+
+  base: str  # Config file of the training, with its argument.
+  fields: tuple[tuple[str, Any], ...]  # Overridden config fields.
+
+  @property
+  def name(self) -> str:
+    parts = [self.base.partition(":")[2]]
+    parts += [f"{name.rpartition('.')[2]}={value}" for name, value in self.fields]
+    return "_".join(part for part in parts if part).replace("/", "-").replace(",", "-")
+
+  def command(self, workdir: pathlib.Path) -> list[str]:
+    overrides = [f"--config.{name}={value}" for name, value in self.fields]
+    return [
+      *(sys.executable, "-m", "launch.train"),
+      *(f"--config={self.base}", f"--workdir={workdir}", *overrides),
+    ]
+
+
+def expand(config: ml_collections.ConfigDict) -> list[Run]:
+  """All points of the grid, in order; a pooled method once for all client counts."""
+  grid = {name: tuple(values) for name, values in config.grid.items()}
+  bases = [f"{config.base}:{argument}" for argument in config.arguments]
+  counts = grid.get("num_clients", ())
+  runs = []
+  for base in bases or [config.base]:
+    for values in itertools.product(*grid.values()):
+      fields = dict(zip(grid, values, strict=True))
+      method = fields.get("method")
+      pooled = method is not None and algorithms.method(method).pooled
+      if pooled and counts and fields["num_clients"] != counts[0]:
+        continue
+      runs.append(Run(base, tuple(fields.items())))
+  if not runs:
+    raise InputError("the grid is empty: give every field of config.grid a value.")
+  return runs
+
+
+def rows_of(run: Run, folder: RunFolder, failure: str | None) -> list[dict[str, Any]]:
+  """The run's rows in the table: one, or one a client count for a pooled method."""
+  fields = {f"config.{name}": value for name, value in run.fields}
+  summary = folder.summary()
+  if summary is None and failure is None:
+    return []
+  if summary is None:
+    known = {name: value for name, value in run.fields if "." not in name}
+    return [known | fields | {"status": "failed", "reason": failure}]
+  return [summary | fields | {"status": "done", "reason": ""}]
+
+
+def write_results(
+  path: pathlib.Path,
+  runs: Sequence[Run],
+  folders: dict[str, RunFolder],
+  failures: dict[str, str],
+  counts: Sequence[int],
+) -> None:
+  """Rewrites the table from the folders of all runs, at one stroke."""
+  rows: list[dict[str, Any]] = []
+  for run in runs:
+    for row in rows_of(run, folders[run.name], failures.get(run.name)):
+      pooled = row.get("method") and algorithms.method(row["method"]).pooled
+      for count in counts if pooled and counts else (row.get("num_clients"),):
+        rows.append(row | {"num_clients": count})
+  if rows:
+    part = path.with_suffix(".tmp")
+    pd.DataFrame(rows).to_csv(part, index=False)
+    os.replace(part, path)
+
+
+def execute(run: Run, folder: RunFolder, cores: "queue.Queue[int]") -> str | None:
+  """Trains in a process of its own on a free core; returns why it failed, if it did."""
+  core = cores.get()
+  try:
+    xla_flags = os.environ.get("XLA_FLAGS", "")
+    single = {"XLA_FLAGS": f"{xla_flags} --xla_cpu_multi_thread_eigen=false"}
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+      ["taskset", "--cpu-list", str(core), *run.command(folder.path)],
+      capture_output=True,
+      text=True,
+      env=os.environ | single,
+      cwd=_ROOT,
+      check=False,
+    )
+    if done.returncode == 0:
+      return None
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit status {done.returncode}"
+  finally:
+    cores.put(core)
+
+
+def main() -> None:
+  sweep(
+    common.CONFIG.value, pathlib.Path(common.WORKDIR.value).absolute(), _WORKERS.value
+  )
+
+
+def sweep(
+  config: ml_collections.ConfigDict, workdir: pathlib.Path, num_workers: int
+) -> None:
+  """Runs what is left of the grid and keeps `results.csv` up to date."""
+  runs = expand(config)
+  folders = {run.name: RunFolder(workdir / "runs" / run.name) for run in runs}
+  if len(folders) < len(runs):
+    raise InputError("two points of the grid have the same name: see config.grid.")
+  counts = tuple(config.grid.get("num_clients", ()))
+  available = sorted(os.sched_getaffinity(0))
+  cores: queue.Queue[int] = queue.Queue()
+  for index in range(num_workers or len(available)):
+    cores.put(available[index % len(available)])
+  failures: dict[str, str] = {}
+  waiting = [run for run in runs if folders[run.name].summary() is None]
+  results = workdir / "results.csv"
+  workdir.mkdir(parents=True, exist_ok=True)
+  write_results(results, runs, folders, failures, counts)
+  with (
+    concurrent.futures.ThreadPoolExecutor(cores.qsize()) as pool,
+    tqdm(total=len(runs), initial=len(runs) - len(waiting), unit="run") as bar,
+  ):
+    futures = {
+      pool.submit(execute, run, folders[run.name], cores): run for run in waiting
+    }
+    for future in concurrent.futures.as_completed(futures):
+      name = futures[future].name
+      failure = future.result()
+      if failure is not None:
+        failures[name] = failure
+        tqdm.write(f"{name} failed: {failure}")
+      write_results(results, runs, folders, failures, counts)
+      bar.update()
+  print(f"{len(runs) - len(failures)} of {len(runs)} runs done; see {results}")
+  if failures:
+    raise InputError(f"{len(failures)} runs failed: {', '.join(failures)}.")
+
+
+if __name__ == "__main__":
+  flags.mark_flag_as_required("config")
+  common.run(main)

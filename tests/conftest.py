@@ -1,0 +1,86 @@
+"""One place that fixes how every test runs: threads, precision, strictness.
+
+Variables that jax and the linear algebra libraries read only once are set before
+anything imports them. Several test processes share a machine, so each keeps to
+one thread. Promotion between types or ranks is an error under test, because in
+numerical code it is most often a slip.
+"""
+
+import os
+import pathlib
+from collections.abc import Iterator
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
+if _ONE_THREAD not in os.environ.get("XLA_FLAGS", ""):
+  _flags = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_THREAD}"
+  os.environ["XLA_FLAGS"] = _flags.strip()
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_CACHE = os.environ.get("FEDBNR_CACHE_DIR") or "~/.cache/fedbnr_jax"
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+# Most of a test's time is compilation, and most programs return unchanged.
+jax.config.update(
+  "jax_compilation_cache_dir", str(pathlib.Path(_CACHE).expanduser() / "xla")
+)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+# Fixed examples: a failure seen once is seen by everyone, every time.
+hypothesis.settings.register_profile(
+  "fedbnr", deadline=None, derandomize=True, max_examples=25, database=None
+)
+hypothesis.settings.load_profile("fedbnr")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+  """Lets a half-written cache entry be what it is: a miss, not a failure.
+
+  Test processes share the compilation cache, and jax writes its entries in
+  place, so one process may meet an entry that another is still writing.
+  """
+  for verb in ("reading", "writing"):
+    config.addinivalue_line(
+      "filterwarnings", f"ignore:Error {verb} persistent compilation cache entry"
+    )
+
+
+@pytest.fixture(params=[False, True], ids=["x64_off", "x64_on"])
+def any_x64(request: pytest.FixtureRequest) -> Iterator[bool]:
+  """Runs a test twice, without and with 64-bit types; gives which."""
+  with jax.enable_x64(request.param):
+    yield request.param
+
+
+@pytest.fixture
+def x64_off() -> Iterator[None]:
+  """Runs a test as on a device that has no 64-bit types."""
+  with jax.enable_x64(False):
+    yield
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> pathlib.Path:
+  """The folder of the real datasets; tests that need it are skipped without."""
+  named = os.environ.get("FEDBNR_DATA_DIR")
+  folder = pathlib.Path(named) if named else _ROOT.parent / "shared" / "data"
+  if not folder.is_dir():
+    pytest.skip(f"no real data: {folder} is not a folder; set FEDBNR_DATA_DIR")
+  return folder.resolve()
+
+
+def pytest_terminal_summary(
+  terminalreporter: pytest.TerminalReporter,
+) -> None:
+  """Says how many tests were skipped, also when none was."""
+  terminalreporter.write_line(
+    f"skipped: {len(terminalreporter.stats.get('skipped', []))}"
+  )

@@ -1,0 +1,225 @@
+"""Figures: whole PNG files, the right numbers on the axes, nothing left behind."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from fedbnr_jax import metrics
+from fedbnr_jax.report import figures
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+  """The figures that were saved, for a look at their axes."""
+  seen = []
+  save = Figure.savefig
+
+  def spy(self, *args, **kwargs):
+    seen.append(self)
+    return save(self, *args, **kwargs)
+
+  monkeypatch.setattr(Figure, "savefig", spy)
+  return seen
+
+
+def _predictions(num_rows=1000):
+  rng = np.random.default_rng(0)
+  mean = rng.normal(size=num_rows)
+  variance = rng.uniform(0.5, 1.0, num_rows)
+  return mean, variance, mean + 1.5 * np.sqrt(variance) * rng.normal(size=num_rows)
+
+
+def _records(num_rounds=40):
+  rounds = np.arange(1, num_rounds + 1)
+  names = ("val_rmse", "test_rmse", "val_ece", "test_ece")
+  curves = {name: (i + 1) + 1.0 / rounds for i, name in enumerate(names)}
+  return pd.DataFrame({"round": rounds, **curves})
+
+
+def _panel(num_clients=3, **changes):
+  rng = np.random.default_rng(1)
+  x = rng.permutation(np.linspace(-2.0, 2.0, 50))
+  clients = np.arange(60) % num_clients
+  train_x = rng.uniform(-2.0, 2.0, 60)
+  content = {
+    "x": x,
+    "mean": np.sin(x),
+    "variance": np.full(50, 0.04),
+    "train_x": train_x,
+    "train_y": np.sin(train_x),
+    "train_client": clients,
+    "truth": np.sin(x),
+    "title": "a model",
+  }
+  return figures.BandPanel(**(content | changes))
+
+
+def _band(path, panel=None, **changes):
+  panel = panel or _panel()
+  figures.function_band(
+    panel.x,
+    panel.mean,
+    panel.variance,
+    path,
+    train_x=panel.train_x,
+    train_y=panel.train_y,
+    clients=panel.train_client,
+    truth=changes.get("truth", panel.truth),
+    input_name="input [s]",
+    target_name="target [m]",
+    title="a band",
+  )
+
+
+def _draw_all(folder):
+  rows = _predictions()
+  panel = _panel()
+  figures.learning_curve(_records(), folder / "a.png", unit="MW", best_round=7)
+  figures.reliability(*rows, folder / "b.png")
+  figures.predicted_against_true(*rows, folder / "c.png", target_name="power [MW]")
+  _band(folder / "d.png")
+  figures.two_panels(panel, panel, folder / "e.png")
+
+
+def _legend_labels(figure):
+  (legend,) = figure.legends
+  return [text.get_text() for text in legend.get_texts()]
+
+
+def test_files_are_whole_png_and_nothing_else_is_left(tmp_path):
+  folder = tmp_path / "not" / "there" / "yet"
+  _draw_all(folder)
+  files = sorted(folder.iterdir())
+  assert [file.name for file in files] == [f"{n}.png" for n in "abcde"]
+  for file in files:
+    content = file.read_bytes()
+    assert content.startswith(PNG)
+    assert b"IEND" in content[-12:]
+    assert len(content) > 10_000
+
+
+def test_same_numbers_same_bytes(tmp_path):
+  _draw_all(tmp_path / "one")
+  _draw_all(tmp_path / "two")
+  for file in (tmp_path / "one").iterdir():
+    assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+
+
+def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
+  path = tmp_path / "figure.png"
+  figures.reliability(*_predictions(), path)
+  before = path.read_bytes()
+
+  def break_off(self, file, **kwargs):
+    file.write_bytes(b"half")
+    raise OSError("disk full")
+
+  monkeypatch.setattr(Figure, "savefig", break_off)
+  with pytest.raises(OSError, match="disk full"):
+    figures.reliability(*_predictions(10), path)
+  assert path.read_bytes() == before
+  assert list(tmp_path.iterdir()) == [path]
+
+
+def test_learning_curve_shows_the_columns_and_the_kept_round(tmp_path, drawn):
+  records = _records()
+  figures.learning_curve(records, tmp_path / "f.png", unit="MW", best_round=7)
+  upper, lower = drawn[0].axes
+  for ax, score in ((upper, "rmse"), (lower, "ece")):
+    by_label = {line.get_label(): line for line in ax.lines}
+    for label, column in (("validation", f"val_{score}"), ("test", f"test_{score}")):
+      np.testing.assert_array_equal(by_label[label].get_ydata(), records[column])
+    assert list(by_label["kept: round 7"].get_xdata()) == [7, 7]
+  assert upper.get_ylabel() == "RMSE [MW]"
+  assert lower.get_xlabel() == "communication round"
+  assert lower.get_ylim()[0] == 0.0
+
+
+def test_learning_curve_of_one_round(tmp_path, drawn):
+  figures.learning_curve(_records(1), tmp_path / "f.png", unit="1", best_round=1)
+  assert drawn[0].axes[1].get_xlim() == (0.5, 1.5)
+
+
+def test_reliability_draws_the_calibration_it_names(tmp_path, drawn):
+  rows = _predictions()
+  figures.reliability(*rows, tmp_path / "f.png")
+  (ax,) = drawn[0].axes
+  line = next(li for li in ax.lines if str(li.get_label()).startswith("this"))
+  gap = np.abs(line.get_xdata() - line.get_ydata())
+  ece = float(metrics.calibration(*rows)["ece"])
+  np.testing.assert_allclose(np.mean(gap), ece, rtol=1e-12)
+  assert f"ECE {ece:.3f}" in ax.get_title(loc="left")
+
+
+@pytest.mark.parametrize("num_rows, shown", [(1, 1), (300, 300), (301, 300)])
+def test_predictions_are_thinned_and_coverage_counts_all(
+  num_rows, shown, tmp_path, drawn
+):
+  mean, variance, targets = _predictions(num_rows)
+  figures.predicted_against_true(
+    mean, variance, targets, tmp_path / "f.png", target_name="power [MW]"
+  )
+  (ax,) = drawn[0].axes
+  dots = [line for line in ax.lines if line.get_label() != "exact"]
+  drawn_targets = np.concatenate([line.get_xdata() for line in dots])
+  assert len(drawn_targets) == shown
+  assert drawn_targets.min() == targets.min()
+  assert drawn_targets.max() == targets.max()
+  share = float(metrics.coverage(mean, variance, targets))
+  assert f"hold {share:.1%} of {num_rows} rows" in ax.get_title(loc="left")
+  assert ax.get_xlabel() == "true power [MW]"
+
+
+def test_predictions_far_from_zero_fill_the_axes(tmp_path, drawn):
+  mean, variance, targets = _predictions()
+  figures.predicted_against_true(
+    mean + 450.0, variance, targets + 450.0, tmp_path / "f.png", target_name="power"
+  )
+  low, high = drawn[0].axes[0].get_xlim()
+  assert 430.0 < low < high < 470.0
+
+
+def test_band_is_sorted_and_labelled(tmp_path, drawn):
+  panel = _panel()
+  _band(tmp_path / "f.png", panel)
+  (ax,) = drawn[0].axes
+  mean = next(line for line in ax.lines if line.get_label() == "predicted mean")
+  np.testing.assert_array_equal(mean.get_xdata(), np.sort(panel.x))
+  edges = ax.collections[0].get_paths()[0].vertices[:, 1]
+  np.testing.assert_allclose(edges.max(), panel.mean.max() + 1.96 * 0.2, atol=1e-4)
+  assert (ax.get_xlabel(), ax.get_ylabel()) == ("input [s]", "target [m]")
+  assert _legend_labels(drawn[0]) == [
+    "95 % interval",
+    "predicted mean",
+    "true function",
+    "client 1",
+    "client 2",
+    "client 3",
+  ]
+
+
+def test_truth_may_be_unknown_and_clients_many(tmp_path, drawn):
+  _band(tmp_path / "f.png", _panel(num_clients=20), truth=None)
+  assert _legend_labels(drawn[0]) == [
+    "95 % interval",
+    "predicted mean",
+    "rows of 20 clients",
+  ]
+
+
+def test_rows_the_model_did_not_see_are_hollow(tmp_path, drawn):
+  left = _panel(used=np.arange(60) % 3 == 0)
+  right = _panel(used=np.ones(60, bool))
+  figures.two_panels(left, right, tmp_path / "f.png")
+
+  def count(ax, hollow):
+    rows = [c for c in ax.collections[1:] if (len(c.get_facecolor()) == 0) == hollow]
+    return sum(len(c.get_offsets()) for c in rows)
+
+  axes = drawn[0].axes
+  assert [(count(ax, False), count(ax, True)) for ax in axes] == [(20, 40), (60, 0)]
+  assert axes[0].get_ylim() == axes[1].get_ylim()
+  assert "hollow: not seen by the model" in _legend_labels(drawn[0])
