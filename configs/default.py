@@ -14,7 +14,6 @@ from fedbnr_jax import config as config_lib
 def get_config() -> ml_collections.ConfigDict:
   config = config_lib.base()
   config.num_clients = 2
-  config.partition = "column"
   config.num_rounds = 40
   config.learning_rate = 5e-3
   config.hidden_size = 100

@@ -15,7 +15,9 @@ def base() -> ml_collections.ConfigDict:
   config.method = "fedbnr"
   config.seed = 0
   config.num_clients = 10
-  config.partition = "sorted"  # Or "iid", "target", "column" (by client column).
+  # "column": by the client column; "sorted": the paper's; "iid"; "target": by quantile
+  # of the target; "auto": by column where the data has one, else sorted.
+  config.partition = "auto"
 
   config.num_rounds = 100  # At most.
   config.patience = 5  # Rounds without a better validation RMSE before stopping.
@@ -80,7 +82,7 @@ _POSITIVE = (
 )
 _CHOICES = {
   "dtype": ("float32", "float64"),
-  "partition": ("sorted", "iid", "target", "column"),
+  "partition": ("auto", "column", "sorted", "iid", "target"),
   "data.source": ("synthetic", "uci", "table"),
   "mean.scales": ("arithmetic", "log"),
 }

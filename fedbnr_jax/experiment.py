@@ -44,6 +44,13 @@ class Experiment:
   algorithm: algorithms.FederatedAlgorithm
 
   @property
+  def num_clients(self) -> int:
+    """As the records tell it: a pooled method stands in for so many clients."""
+    if algorithms.method(self.config.method).pooled:
+      return self.config.num_clients
+    return len(self.client_names)
+
+  @property
   def error_scale(self) -> float:
     """What a standardised error is multiplied by to be reported."""
     return 1.0 if self.dataset.standardised_error else self.preprocessor.target_std
@@ -151,7 +158,10 @@ def _deal(
   train = split.train
   if method.pooled:
     return [train], ["pooled"]
-  if config.partition == "column":
+  rule = config.partition
+  if rule == "auto":
+    rule = "sorted" if dataset.clients is None else "column"
+  if rule == "column":
     if dataset.clients is None:
       raise InputError(
         "config.partition is 'column' but the data has no client column: "
@@ -160,7 +170,7 @@ def _deal(
     parts, names = federation_lib.by_column(dataset.clients, train)
   else:
     parts = federation_lib.partition(
-      config.partition,
+      rule,
       _rng(config, _PARTITION),
       inputs[train],
       targets[train],

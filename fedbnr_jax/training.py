@@ -53,6 +53,7 @@ class Program(NamedTuple):
 
   init: Callable[[chex.PRNGKey, Federation], ServerState]
   step: Step  # A round and the scores after it, in one.
+  predict: Callable[[ServerState, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def make_program(experiment: Experiment) -> Program:
@@ -73,12 +74,16 @@ def make_program(experiment: Experiment) -> Program:
     state, info = algorithm.round(key, state, federation)
     return state, info, score(state, validation), score(state, test)
 
-  return Program(algorithm.init, step)
+  return Program(algorithm.init, step, algorithm.predict)
 
 
 def jit(program: Program) -> Program:
   """The same program compiled; the step takes over the memory of the old state."""
-  return Program(jax.jit(program.init), jax.jit(program.step, donate_argnums=1))
+  return Program(
+    init=jax.jit(program.init),
+    step=jax.jit(program.step, donate_argnums=1),
+    predict=jax.jit(program.predict),
+  )
 
 
 def train(
@@ -180,7 +185,7 @@ def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
   summary: dict[str, Any] = {
     "dataset": experiment.dataset.name,
     "method": config.method,
-    "num_clients": config.num_clients,
+    "num_clients": experiment.num_clients,
     "seed": config.seed,
     "rounds": len(history),
     "best_round": number,

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -63,6 +64,11 @@ def fail(message: str, status: int = _WRONG_INPUT) -> NoReturn:
 
 def _parse(argv: Sequence[str]) -> list[str]:
   """Parses the flags; a misspelt config field is one line, not a traceback."""
+  for argument in argv[1:]:
+    name, _, value = argument.partition("=")
+    path = value.partition(":")[0]
+    if name.lstrip("-") == "config" and not pathlib.Path(path).is_file():
+      fail(f"config file {path!r} does not exist: see the files in configs/.")
   try:
     return flags.FLAGS(argv)
   except (
@@ -73,8 +79,22 @@ def _parse(argv: Sequence[str]) -> list[str]:
     ValueError,
     OSError,
   ) as error:
-    text = error.args[0] if error.args else error
-    fail(str(text))
+    fail(_reason(error))
+
+
+def _reason(error: BaseException) -> str:
+  """The part of an error of parsing that helps its reader."""
+  text = str(error.args[0]) if error.args else str(error)
+  # A config file's own refusal comes wrapped, with its traceback as text.
+  refusal = re.search(rf"{InputError.__name__}: (.*)", text)
+  if refusal:
+    return refusal[1]
+  misspelt = re.search(r'Did you mean "(.+?)" instead of "(.+?)"', text)
+  if misspelt:
+    return f"there is no config field {misspelt[2]!r}: did you mean {misspelt[1]!r}?"
+  if isinstance(error, KeyError | AttributeError):
+    return f"there is no config field {text}."
+  return text
 
 
 def _one_line_warning(

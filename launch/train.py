@@ -37,12 +37,12 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> None:
   with Progress(experiment, len(folder.metrics())) as bar:
     result = training.train(experiment, program, folder, on_round=bar.tell)
   summary = training.summarise(experiment, result.history)
-  report.write_figures(experiment, result, folder.figures)
+  report.write_figures(experiment, program, result, folder.figures)
   print(report.summary_text(summary))
   if config.compare_clients:
     alone = report.train_clients_alone(experiment, program)
     print(report.comparison_text(experiment, result, alone))
-    report.write_comparison(experiment, result, alone, folder.figures)
+    report.write_comparison(experiment, program, result, alone, folder.figures)
   folder.write_summary(summary)  # Last: it is what marks the run as finished.
   print(f"written to {workdir}")
 

@@ -47,6 +47,7 @@ class BandPanel:
   truth: np.ndarray | None  # [G] the true function on the grid, if known.
   title: str
   used: np.ndarray | None = None  # [N] bool, rows the model saw; None is all.
+  client_names: tuple[str, ...] | None = None  # "client 1", ... by default.
 
 
 def _new_axes(
@@ -221,7 +222,11 @@ def _row_legend(
   panels: list[BandPanel], looks: dict[int, tuple[str, str]]
 ) -> dict[str, Line2D]:
   """Legend entries of the training rows, by label."""
-  named = {f"client {name + 1}": look for name, look in looks.items()}
+  given = panels[0].client_names
+  named = {
+    given[index] if given else f"client {index + 1}": look
+    for index, look in looks.items()
+  }
   if len(looks) > len(_CLIENT_COLOURS):
     # Beyond a handful of clients a list of names helps nobody.
     named = {f"rows of {len(looks)} clients": next(iter(looks.values()))}
@@ -268,6 +273,7 @@ def function_band(
   input_name: str,
   target_name: str,
   title: str,
+  client_names: tuple[str, ...] | None = None,
 ) -> None:
   """Draws a one-dimensional model: mean, 95 % band and rows by client.
 
@@ -277,7 +283,10 @@ def function_band(
     clients: [N] client of each training row, counted from 0.
     input_name, target_name: labels of the axes.
   """
-  panel = BandPanel(x, mean, variance, train_x, train_y, clients, truth, title)
+  panel = BandPanel(
+    *(x, mean, variance, train_x, train_y, clients, truth, title),
+    client_names=client_names,
+  )
   _draw_panels([panel], path, input_name, target_name)
 
 

@@ -20,7 +20,10 @@ _TABLE_SCORES = ("rmse", "nll", "crps", "ece", "coverage95")
 
 
 def write_figures(
-  experiment: Experiment, result: training.Result, folder: str | os.PathLike[str]
+  experiment: Experiment,
+  program: training.Program,
+  result: training.Result,
+  folder: str | os.PathLike[str],
 ) -> None:
   """Learning curve, reliability, predicted against true; for 1-D, the function."""
   folder = pathlib.Path(folder)
@@ -33,9 +36,7 @@ def write_figures(
     unit=unit,
     best_round=result.best_round,
   )
-  mean, variance = jax.device_get(
-    experiment.algorithm.predict(result.state, experiment.test.x)
-  )
+  mean, variance = jax.device_get(program.predict(result.state, experiment.test.x))
   mean, variance = _unstandardised(experiment, mean, variance)
   targets = experiment.dataset.targets[experiment.split.test]
   figures.reliability(mean, variance, targets, folder / "reliability.png")
@@ -47,7 +48,7 @@ def write_figures(
     target_name=experiment.dataset.target_name,
   )
   if is_one_dimensional(experiment):
-    panel = band_panel(experiment, result, "Global model")
+    panel = band_panel(experiment, program, result, "Global model")
     figures.function_band(
       panel.x,
       panel.mean,
@@ -58,6 +59,7 @@ def write_figures(
       clients=panel.train_client,
       truth=panel.truth,
       title=panel.title,
+      client_names=panel.client_names,
       input_name=str(experiment.dataset.features.columns[0]),
       target_name=experiment.dataset.target_name,
     )
@@ -111,6 +113,7 @@ def comparison_text(
 
 def write_comparison(
   experiment: Experiment,
+  program: training.Program,
   result: training.Result,
   alone: list[training.Result],
   folder: str | os.PathLike[str],
@@ -120,8 +123,10 @@ def write_comparison(
     return
   name = experiment.client_names[0]
   figures.two_panels(
-    band_panel(experiment, alone[0], f"{name} alone", used_client=0),
-    band_panel(experiment, result, f"Global model ({experiment.config.method})"),
+    band_panel(experiment, program, alone[0], f"{name} alone", used_client=0),
+    band_panel(
+      experiment, program, result, f"Global model ({experiment.config.method})"
+    ),
     pathlib.Path(folder) / "comparison.png",
     input_name=str(experiment.dataset.features.columns[0]),
     target_name=experiment.dataset.target_name,
@@ -135,6 +140,7 @@ def is_one_dimensional(experiment: Experiment) -> bool:
 
 def band_panel(
   experiment: Experiment,
+  program: training.Program,
   result: training.Result,
   title: str,
   used_client: int | None = None,
@@ -145,7 +151,7 @@ def band_panel(
   grid = np.linspace(column.min(), column.max(), _GRID_SIZE)
   frame = pd.DataFrame({dataset.features.columns[0]: grid})
   x = jnp.asarray(experiment.preprocessor.transform(frame), experiment.config.dtype)
-  mean, variance = jax.device_get(experiment.algorithm.predict(result.state, x))
+  mean, variance = jax.device_get(program.predict(result.state, x))
   mean, variance = _unstandardised(experiment, mean, variance)
   rows = np.concatenate(experiment.client_rows)
   owner = np.repeat(
@@ -160,6 +166,7 @@ def band_panel(
     train_client=owner,
     truth=None if dataset.truth is None else dataset.truth(grid[:, None]),
     title=title,
+    client_names=experiment.client_names,
     used=None if used_client is None else owner == used_client,
   )
 

@@ -1,0 +1,19 @@
+"""Any table: a CSV or Parquet file with a target column.
+
+python -m launch.train --config=configs/csv.py --workdir=runs/mine \
+  --config.data.path=table.csv --config.data.target=price [--config.data.client=site]
+
+With a client column each of its values is a client; without, the rows are dealt to
+`num_clients` clients as in the paper. A minute or so for a few thousand rows.
+"""
+
+import ml_collections
+
+from fedbnr_jax import config as config_lib
+
+
+def get_config() -> ml_collections.ConfigDict:
+  config = config_lib.base()
+  config.data.source = "table"
+  config.data.name = ""
+  return config
