@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import jax
+import ml_collections
 from absl import app, flags, logging
 from ml_collections import config_flags
 
@@ -16,7 +17,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.training import NonFiniteError
 
 CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 
 _WRONG_INPUT = 2
 _NOT_FINITE = 3
@@ -35,6 +36,20 @@ def set_up_jax() -> None:
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
   logging.set_verbosity(logging.ERROR)  # Orbax tells of every file it writes.
   warnings.showwarning = _one_line_warning
+
+
+def workdir() -> str:
+  """The value of --workdir."""
+  if not WORKDIR.value:
+    raise InputError("--workdir is missing: name the folder of the run.")
+  return WORKDIR.value
+
+
+def config() -> ml_collections.ConfigDict:
+  """The value of --config."""
+  if CONFIG.value is None:
+    raise InputError("--config is missing: name one of the files in configs/.")
+  return CONFIG.value
 
 
 def run(main: Callable[[], None]) -> NoReturn:

@@ -22,7 +22,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Table to write.", required=True)
 
 
 def main() -> None:
-  predict(common.WORKDIR.value, _INPUT.value, _OUTPUT.value)
+  predict(common.workdir(), _INPUT.value, _OUTPUT.value)
 
 
 def predict(workdir: str, source: str, target: str) -> None:

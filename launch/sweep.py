@@ -53,9 +53,22 @@ class Run:
     ]
 
 
+def flatten(
+  grid: ml_collections.ConfigDict, prefix: str = ""
+) -> dict[str, tuple[Any, ...]]:
+  """The grid as dotted field names and the values that each takes."""
+  fields: dict[str, tuple[Any, ...]] = {}
+  for name, values in grid.items():
+    if isinstance(values, ml_collections.ConfigDict):
+      fields |= flatten(values, f"{prefix}{name}.")
+    else:
+      fields[prefix + name] = tuple(values)
+  return fields
+
+
 def expand(config: ml_collections.ConfigDict) -> list[Run]:
   """All points of the grid, in order; a pooled method once for all client counts."""
-  grid = {name: tuple(values) for name, values in config.grid.items()}
+  grid = flatten(config.grid)
   bases = [f"{config.base}:{argument}" for argument in config.arguments]
   counts = grid.get("num_clients", ())
   runs = []
@@ -108,14 +121,12 @@ def execute(run: Run, folder: RunFolder, cores: "queue.Queue[int]") -> str | Non
   """Trains in a process of its own on a free core; returns why it failed, if it did."""
   core = cores.get()
   try:
-    xla_flags = os.environ.get("XLA_FLAGS", "")
-    single = {"XLA_FLAGS": f"{xla_flags} --xla_cpu_multi_thread_eigen=false"}
     folder.path.parent.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
-      ["taskset", "--cpu-list", str(core), *run.command(folder.path)],
+      run.command(folder.path),
       capture_output=True,
       text=True,
-      env=os.environ | single,
+      env=os.environ | {"FEDBNR_CORE": str(core)},  # See launch/__init__.py.
       cwd=_ROOT,
       check=False,
     )
@@ -127,10 +138,15 @@ def execute(run: Run, folder: RunFolder, cores: "queue.Queue[int]") -> str | Non
     cores.put(core)
 
 
+def available_cores() -> list[int]:
+  """The cores that this process may use."""
+  if hasattr(os, "sched_getaffinity"):  # Linux.
+    return sorted(os.sched_getaffinity(0))
+  return list(range(os.cpu_count() or 1))
+
+
 def main() -> None:
-  sweep(
-    common.CONFIG.value, pathlib.Path(common.WORKDIR.value).absolute(), _WORKERS.value
-  )
+  sweep(common.config(), pathlib.Path(common.workdir()).absolute(), _WORKERS.value)
 
 
 def sweep(
@@ -142,7 +158,7 @@ def sweep(
   if len(folders) < len(runs):
     raise InputError("two points of the grid have the same name: see config.grid.")
   counts = tuple(config.grid.get("num_clients", ()))
-  available = sorted(os.sched_getaffinity(0))
+  available = available_cores()
   cores: queue.Queue[int] = queue.Queue()
   for index in range(num_workers or len(available)):
     cores.put(available[index % len(available)])
@@ -172,5 +188,4 @@ def sweep(
 
 
 if __name__ == "__main__":
-  flags.mark_flag_as_required("config")
   common.run(main)

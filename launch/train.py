@@ -6,7 +6,6 @@ A second start on the same folder goes on where the first stopped.
 """
 
 import ml_collections
-from absl import flags
 from tqdm import tqdm
 
 from fedbnr_jax import config as config_lib
@@ -19,7 +18,7 @@ from launch import common
 
 
 def main() -> None:
-  train(common.CONFIG.value, common.WORKDIR.value)
+  train(common.config(), common.workdir())
 
 
 def train(config: ml_collections.ConfigDict, workdir: str) -> None:
@@ -71,5 +70,4 @@ class Progress:
 
 
 if __name__ == "__main__":
-  flags.mark_flag_as_required("config")
   common.run(main)
