@@ -26,6 +26,8 @@ class Aggregator(NamedTuple):
   message: Callable[[ModelParams, Any, Clients, ServerSet | None], Any]
   # (broadcast params, ω, summed message, server's set) -> new params.
   combine: Callable[[ModelParams, Any, Any, ServerSet | None], ModelParams]
+  # (params, server's set) -> floats in a client's message.
+  floats: Callable[[ModelParams, ServerSet | None], int]
 
 
 class _Weighted(struct.PyTreeNode):
@@ -61,7 +63,11 @@ def mean(
     average = jax.tree.map(lambda leaf: leaf / total.weight, total.params)
     return _logarithmic(average) if scales == "arithmetic" else average
 
-  return Aggregator(message, combine)
+  def floats(params: ModelParams, server: ServerSet | None) -> int:
+    del server
+    return params.size
+
+  return Aggregator(message, combine, floats)
 
 
 def distillation(
@@ -90,7 +96,7 @@ def distillation(
   """
   if num_steps < 1:
     raise InputError(f"kd.num_steps must be at least 1, got {num_steps}.")
-  if alpha < 0:
+  if not alpha >= 0:
     raise InputError(f"kd.alpha must not be negative, got {alpha}.")
   average = mean()
 
@@ -113,7 +119,13 @@ def distillation(
     loss = distillation_loss(feature_map, omega, server, gram_sum / num_clients, alpha)
     return descend(loss, optimizer, num_steps, min_noise_std, params)[0]
 
-  return Aggregator(message, combine)
+  def floats(params: ModelParams, server: ServerSet | None) -> int:
+    num_rows = _required(server).y.shape[0]
+    # A symmetric matrix is sent as its triangle; X_kd goes down once, not counted.
+    triangle = num_rows * (num_rows + 1) // 2
+    return triangle + (params.size if warm_start else 0)
+
+  return Aggregator(message, combine, floats)
 
 
 def distillation_loss(

@@ -11,7 +11,8 @@ import optax
 from flax import struct
 
 from fedbnr_jax import blr, urk
-from fedbnr_jax.federation import Clients
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federation import Clients, zero_padding
 
 
 class ModelParams(struct.PyTreeNode):
@@ -76,7 +77,9 @@ def descend(
   def step(carry: tuple[ModelParams, Any], _: None) -> tuple[Any, jax.Array]:
     params, optimizer_state = carry
     value, gradient = jax.value_and_grad(loss)(params)
-    updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
+    # Optax raises floats to integer powers, which strict promotion refuses.
+    with jax.numpy_dtype_promotion("standard"):
+      updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
     params = optax.apply_updates(params, updates)
     # A projection: σ may rest on its floor and leave it again.
     params = params.replace(log_noise_std=jnp.maximum(params.log_noise_std, floor))
@@ -100,7 +103,7 @@ def map_clients(
   clients: Clients,
   batch_size: int | None = None,
 ) -> tuple[Any, Any]:
-  """Runs `fn` for every client and sums its messages.
+  """Runs `fn` for every client, its padding zeroed, and sums the messages.
 
   Args:
     fn: Maps the rows of one client, without the client axis, to a message, which
@@ -112,11 +115,13 @@ def map_clients(
   Returns:
     The sum of the messages, and the reports stacked [K, ...].
   """
-  (num_clients,) = {leaf.shape[0] for leaf in jax.tree.leaves(clients)}
   chex.assert_equal_shape_prefix(jax.tree.leaves(clients), 2)  # [K, N]
+  num_clients = clients.y.shape[0]
+  if batch_size is not None and batch_size < 1:
+    raise InputError(f"the client batch size must be at least 1, got {batch_size}.")
 
   def run(chunk: Clients) -> tuple[Any, Any]:
-    messages, reports = jax.vmap(fn)(chunk)
+    messages, reports = jax.vmap(fn)(zero_padding(chunk))
     return jax.tree.map(partial(jnp.sum, axis=0), messages), reports
 
   if batch_size is None or batch_size >= num_clients:

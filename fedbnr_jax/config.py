@@ -111,6 +111,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
       "config.client_batch_size must be at least 1, or 0 for all clients at once, got "
       f"{config.client_batch_size}."
     )
+  if config.min_noise_std > config.initial_noise_std:
+    raise InputError(
+      f"config.min_noise_std ({config.min_noise_std}) must not exceed "
+      f"config.initial_noise_std ({config.initial_noise_std})."
+    )
   if config.seed < 0:
     raise InputError(f"config.seed must not be negative, got {config.seed}.")
   _validate_distillation(config.kd)

@@ -64,6 +64,8 @@ def build(
   Returns:
     A federation without a server set. Padding holds zeros.
   """
+  if not parts:
+    raise InputError("a federation needs at least one client.")
   for index, part in enumerate(parts):
     if len(part) == 0:
       name = names[index] if names is not None else f"number {index}"
@@ -85,6 +87,18 @@ def build(
     y[index, : len(part)] = targets[part]
     mask[index, : len(part)] = True
   return Federation(Clients(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask)))
+
+
+def zero_padding(clients: Clients) -> Clients:
+  """The same rows with zeros for padding, whatever it held.
+
+  Masking the features is not enough: a NaN in a padded input would reach the
+  gradient of the first layer as 0·NaN.
+  """
+  return clients.replace(
+    x=jnp.where(clients.mask[..., None], clients.x, jnp.zeros_like(clients.x)),
+    y=jnp.where(clients.mask, clients.y, jnp.zeros_like(clients.y)),
+  )
 
 
 def pooled(federation: Federation) -> Federation:

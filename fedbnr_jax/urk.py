@@ -161,9 +161,9 @@ def polynomial(num_samples: int, degree: int = 2, offset: float = 1.0) -> Featur
   multiply the entries of x̄ that they name: the same number, and right for
   negative inputs, whose logarithm the paper's formula would need.
   """
-  if degree < 1 or int(degree) != degree:
+  if not (degree >= 1 and degree == int(degree)):
     raise InputError(f"degree must be a whole number of at least 1, got {degree}.")
-  if offset < 0:
+  if not offset >= 0:
     raise InputError(f"offset must not be negative, got {offset}.")
 
   def sample_omega(key: chex.PRNGKey, x: jax.Array) -> jax.Array:

@@ -2,7 +2,9 @@
 
 import itertools
 
+import jax
 import numpy as np
+import optax
 
 
 def rows(num_rows, num_features, seed=0, noise_std=0.3):
@@ -83,3 +85,13 @@ def multinomial_trials(num_inputs, degree):
   probability = np.array([0.5] + [0.5 / num_inputs] * num_inputs)
   outcomes = itertools.product(range(num_inputs + 1), repeat=degree)
   return [(np.array(named), np.prod(probability[list(named)])) for named in outcomes]
+
+
+def loose(optimizer):
+  """The optimiser without strict promotion: Optax's Adam raises a float to an int32."""
+
+  def update(gradient, state, params=None):
+    with jax.numpy_dtype_promotion("standard"):
+      return optimizer.update(gradient, state, params)
+
+  return optax.GradientTransformation(optimizer.init, update)

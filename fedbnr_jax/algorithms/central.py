@@ -1,6 +1,7 @@
 """The pooled URK-GP: FedBNR with one client that holds every row."""
 
 import chex
+import jax.numpy as jnp
 import ml_collections
 
 from fedbnr_jax.algorithms import fedbnr
@@ -17,7 +18,9 @@ def central(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
   def round_fn(
     key: chex.PRNGKey, state: ServerState, federation: Federation
   ) -> tuple[ServerState, RoundInfo]:
-    return algorithm.round(key, state, pooled(federation))
+    state, info = algorithm.round(key, state, pooled(federation))
+    nothing = jnp.zeros_like(info.floats_up)  # Pooled rows need no messages.
+    return state, info.replace(floats_up=nothing, floats_down=nothing)
 
   return algorithm._replace(init=init, round=round_fn)
 

@@ -105,7 +105,8 @@ def fedbnr(
     nll = blr.negative_log_marginal_likelihood_from_stats(
       stats, *_scales(params, stats)
     )
-    up, down = _floats(params, stats)
+    down = params.size + _floats(stats)
+    up = aggregator.floats(params, server) + _floats(stats) + 2
     info = RoundInfo(client_loss, nll / stats.count, jnp.asarray(up), jnp.asarray(down))
     return (
       ServerState(omega, params, stats, posterior, state.num_rounds + 1),
@@ -126,18 +127,14 @@ def _scales(
   return params.noise_std.astype(dtype), params.prior_std.astype(dtype)
 
 
-def _floats(params: ModelParams, stats: blr.SufficientStats) -> tuple[int, int]:
-  """Floats up and down per client and round, phase 2 merged and run every round.
+def _floats(stats: blr.SufficientStats) -> int:
+  """Floats of a Gram's triangle and a vector: phase 2 up, and its posterior down.
 
-  The parameters go down once: phase 2 and the next round's local steps start from
-  the same ones. ω is a seed.
+  Phase 2 is merged and run every round. The parameters go down once a round: phase 2
+  and the next round's local steps start from the same ones. ω is a seed.
   """
   (num_features,) = stats.moment.shape
-  triangle = num_features * (num_features + 1) // 2
-  return (
-    params.size + triangle + num_features + 2,
-    params.size + triangle + num_features,
-  )
+  return num_features * (num_features + 1) // 2 + num_features
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:

@@ -1,5 +1,7 @@
 """Noise and prior scale that maximise the evidence of summed statistics, exactly."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -7,8 +9,10 @@ from fedbnr_jax.blr.statistics import SufficientStats
 
 _NUM_GRID = 256
 _NUM_BISECTIONS = 60
-# The range of log(ρ · largest eigenvalue): from "no signal" to "no noise".
-_LOG_RANGE = (-18.0, 40.0)
+# log(ρ · largest eigenvalue) runs from here, "no signal", to this much above the
+# inverse of the rounding error: more cannot be told from "no noise".
+_LOG_START = -18.0
+_LOG_ABOVE = 4.0
 
 
 def fit_evidence(stats: SufficientStats) -> tuple[jax.Array, jax.Array]:
@@ -28,13 +32,14 @@ def fit_evidence(stats: SufficientStats) -> tuple[jax.Array, jax.Array]:
   """
   dtype = stats.gram.dtype
   tiny = jnp.finfo(dtype).tiny
-  eps = jnp.finfo(dtype).eps
+  eps = float(jnp.finfo(dtype).eps)
   values, vectors = jnp.linalg.eigh(stats.gram)
   largest = jnp.maximum(values[-1], tiny)
   # Directions of no spread carry no moment either, but for rounding.
   kept = values > eps * values.shape[0] * largest
   values = jnp.where(kept, values, 1.0)
-  power = jnp.where(kept, jnp.square(vectors.T @ stats.moment), 0.0)
+  projected = jnp.matmul(vectors.T, stats.moment, precision="highest")
+  power = jnp.where(kept, jnp.square(projected), 0.0)
   explained = power / values
   # What no weights can explain. Rounding may make it negative where the fit is
   # perfect: an energy of eps is as much as the statistics can tell.
@@ -50,7 +55,8 @@ def fit_evidence(stats: SufficientStats) -> tuple[jax.Array, jax.Array]:
     growth = jnp.where(kept, jnp.log1p(jnp.exp(log_rho) * values), 0.0)
     return stats.count * jnp.log(rows_variance(log_rho)) + jnp.sum(growth)
 
-  grid = jnp.linspace(*_LOG_RANGE, _NUM_GRID, dtype=dtype) - jnp.log(largest)
+  span = (_LOG_START, _LOG_ABOVE - math.log(eps))
+  grid = jnp.linspace(*span, _NUM_GRID, dtype=dtype) - jnp.log(largest)
   best = jnp.argmin(jax.vmap(objective)(grid))
   low = grid[jnp.maximum(best - 1, 0)]
   high = grid[jnp.minimum(best + 1, _NUM_GRID - 1)]

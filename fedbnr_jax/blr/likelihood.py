@@ -1,5 +1,6 @@
 """Marginal likelihood of features and targets, with its gradient in closed form."""
 
+from collections.abc import Callable
 from functools import partial
 
 import chex
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax.scipy.linalg import solve_triangular
 
-from fedbnr_jax.blr.statistics import masked
+from fedbnr_jax.blr.factor import guarded_cholesky
+from fedbnr_jax.blr.statistics import masked, statistics_dtype
 
 
 def negative_log_marginal_likelihood(
@@ -45,8 +47,12 @@ class _Solution(struct.PyTreeNode):
 
   weights: jax.Array  # [M] posterior mean w̄.
   residual: jax.Array  # [N] y − Φw̄.
+  quadratic: jax.Array  # [] σ² yᵀ(λ²ΦΦᵀ + σ²I)⁻¹y = ‖y − Φw̄‖² + ‖w̄‖²/ρ.
   log_det: jax.Array  # [] log|B|.
   half_inverse: jax.Array  # [m, m] L⁻¹, m = min(N, M).
+
+
+_product = partial(jnp.matmul, precision="highest")
 
 
 def _uses_dual(features: jax.Array) -> bool:
@@ -55,50 +61,62 @@ def _uses_dual(features: jax.Array) -> bool:
 
 
 def _solve(features: jax.Array, targets: jax.Array, rho: jax.Array) -> _Solution:
-  """Factors the smaller of I + ρΦᵀΦ and I + ρΦΦᵀ and solves for w̄."""
-  product = partial(jnp.matmul, precision="highest")
+  """Factors the smaller of B = I + ρΦᵀΦ and C = I + ρΦΦᵀ and solves for w̄.
+
+  Float64 where it is enabled: ρ times the Gram's rounding errors must stay below the
+  identity, and float32 loses that as soon as σ is small beside λ. There it makes do
+  with one step of iterative refinement, and with quadratic forms in which the error
+  of the solution enters squared.
+  """
+  dtype = statistics_dtype()
+  features, targets, rho = (a.astype(dtype) for a in (features, targets, rho))
   dual = _uses_dual(features)
-  gram = product(features, features.T) if dual else product(features.T, features)
-  identity = jnp.eye(gram.shape[0], dtype=gram.dtype)
-  cholesky = jnp.linalg.cholesky(identity + rho * gram)
+  gram = _product(features, features.T) if dual else _product(features.T, features)
+  identity = jnp.eye(gram.shape[0], dtype=dtype)
+  # In float64 no ρ that training can reach makes the plain factor fail.
+  factor = jnp.linalg.cholesky if dtype == jnp.float64 else guarded_cholesky
+  lower = factor(identity + rho * gram)
   # Its product with the features is a GEMM, several times faster than
   # triangular solves with as many right-hand sides.
-  half_inverse = solve_triangular(cholesky, identity, lower=True)
+  half_inverse = solve_triangular(lower, identity, lower=True)
+  log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(lower)))
 
-  def apply_inverse(vector: jax.Array) -> jax.Array:
-    return product(half_inverse.T, product(half_inverse, vector))
+  def refined(system: Callable[[jax.Array], jax.Array], b: jax.Array) -> jax.Array:
+    def solve(vector: jax.Array) -> jax.Array:
+      return _product(half_inverse.T, _product(half_inverse, vector))
 
-  def weights_for(response: jax.Array) -> jax.Array:  # ρ B⁻¹ Φᵀ response
-    if dual:
-      return rho * product(features.T, apply_inverse(response))
-    return rho * apply_inverse(product(features.T, response))
+    solution = solve(b)
+    return solution + solve(b - system(solution))
 
-  weights = weights_for(targets)
-  # One step of iterative refinement: in float32 it takes the error of the
-  # quadratic form from 1e-4 to 1e-6 when σ is small beside λ.
-  residual = targets - product(features, weights)
-  gap = rho * product(features.T, residual) - weights  # = B (w̄ − weights)
-  if dual:  # B⁻¹ = I − ρ Φᵀ C⁻¹ Φ
-    gap = gap - rho * product(features.T, apply_inverse(product(features, gap)))
-  else:
-    gap = apply_inverse(gap)
-  weights = weights + gap
-  residual = targets - product(features, weights)
-  log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(cholesky)))
-  return _Solution(weights, residual, log_det, half_inverse)
+  if dual:
+
+    def times_c(vector: jax.Array) -> jax.Array:
+      return vector + rho * _product(features, _product(features.T, vector))
+
+    residual = refined(times_c, targets)  # C⁻¹y = y − Φw̄
+    back = _product(features.T, residual)
+    # Its maximum over all residuals is the quadratic form.
+    quadratic = jnp.dot(2.0 * targets - residual, residual) - rho * jnp.sum(back**2)
+    return _Solution(rho * back, residual, quadratic, log_det, half_inverse)
+
+  def times_b(vector: jax.Array) -> jax.Array:
+    return vector + rho * _product(features.T, _product(features, vector))
+
+  weights = refined(times_b, rho * _product(features.T, targets))
+  residual = targets - _product(features, weights)
+  # Its minimum over all weights is the quadratic form.
+  quadratic = jnp.sum(residual**2) + jnp.sum(weights**2) / rho
+  return _Solution(weights, residual, quadratic, log_det, half_inverse)
 
 
 def _nll_value(
-  solution: _Solution, noise_std: jax.Array, prior_std: jax.Array, count: jax.Array
+  solution: _Solution, noise_std: jax.Array, count: jax.Array
 ) -> jax.Array:
-  quadratic = (
-    jnp.sum(solution.residual**2) / noise_std**2
-    + jnp.sum(solution.weights**2) / prior_std**2
-  )
-  log_noise = count * (
-    jnp.log(2.0 * jnp.pi).astype(count.dtype) + 2.0 * jnp.log(noise_std)
-  )
-  return 0.5 * (log_noise + solution.log_det + quadratic)
+  dtype = solution.quadratic.dtype
+  variance = noise_std.astype(dtype) ** 2
+  log_noise = count.astype(dtype) * jnp.log(2.0 * jnp.pi * variance)
+  value = 0.5 * (log_noise + solution.log_det + solution.quadratic / variance)
+  return value.astype(noise_std.dtype)
 
 
 @jax.custom_jvp
@@ -110,7 +128,7 @@ def _nll(
   count: jax.Array,
 ) -> jax.Array:
   solution = _solve(features, targets, (prior_std / noise_std) ** 2)
-  return _nll_value(solution, noise_std, prior_std, count)
+  return _nll_value(solution, noise_std, count)
 
 
 @_nll.defjvp
@@ -125,24 +143,25 @@ def _nll_jvp(
   """
   features, targets, noise_std, prior_std, count = primals
   d_features, d_targets, d_noise, d_prior, _ = tangents
-  product = partial(jnp.matmul, precision="highest")
   rho = (prior_std / noise_std) ** 2
   solution = _solve(features, targets, rho)
+  value = _nll_value(solution, noise_std, count)
   half = solution.half_inverse
-  inverse = product(half.T, half)
+  effective = (half.shape[0] - jnp.sum(half**2)).astype(noise_std.dtype)
+  # From here on precision is not at stake: the network's own will do.
+  inverse = _product(half.T, half).astype(features.dtype)
+  weights = solution.weights.astype(features.dtype)
+  residual = solution.residual.astype(features.dtype)
   shrunk = (  # Φ B⁻¹ = C⁻¹ Φ
-    product(inverse, features) if _uses_dual(features) else product(features, inverse)
+    _product(inverse, features) if _uses_dual(features) else _product(features, inverse)
   )
-  weights, residual = solution.weights, solution.residual
-  variance = noise_std**2
-  by_features = rho * shrunk - residual[:, None] * weights[None, :] / variance
-  effective = half.shape[0] - jnp.sum(half**2)
-  by_noise = (count - effective - jnp.sum(residual**2) / variance) / noise_std
+  by_targets = residual / noise_std**2
+  by_features = rho * shrunk - by_targets[:, None] * weights[None, :]
+  by_noise = (count - effective - jnp.dot(residual, by_targets)) / noise_std
   by_prior = (effective - jnp.sum(weights**2) / prior_std**2) / prior_std
-  value = _nll_value(solution, noise_std, prior_std, count)
   tangent = (
     jnp.sum(by_features * d_features)
-    + jnp.sum(residual / variance * d_targets)
+    + jnp.dot(by_targets, d_targets)
     + by_noise * d_noise
     + by_prior * d_prior
   )

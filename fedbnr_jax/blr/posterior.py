@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax.scipy.linalg import cho_solve, solve_triangular
 
+from fedbnr_jax.blr.factor import guarded_cholesky
 from fedbnr_jax.blr.statistics import SufficientStats
 
 
@@ -15,7 +16,7 @@ class Posterior(struct.PyTreeNode):
   """w | y ~ N(mean, λ² B⁻¹)."""
 
   mean: jax.Array  # [M]
-  cholesky: jax.Array  # [M, M] lower factor of B = I + ρ ΦᵀΦ; NaN if not definite.
+  cholesky: jax.Array  # [M, M] lower factor of B = I + ρ ΦᵀΦ.
   noise_std: jax.Array  # [] σ
   prior_std: jax.Array  # [] λ
 
@@ -30,12 +31,12 @@ def posterior(
   noise_std, prior_std = jnp.asarray(noise_std, dtype), jnp.asarray(prior_std, dtype)
   rho = (prior_std / noise_std) ** 2
   system = jnp.eye(num_features, dtype=dtype) + rho * stats.gram
-  cholesky = jnp.linalg.cholesky(system)
-  mean = cho_solve((cholesky, True), rho * stats.moment)
+  lower = guarded_cholesky(system)
+  mean = cho_solve((lower, True), rho * stats.moment)
   product = partial(jnp.matmul, precision="highest")
   gap = rho * (stats.moment - product(stats.gram, mean)) - mean
-  mean = mean + cho_solve((cholesky, True), gap)  # One refinement, as in `_solve`.
-  return Posterior(mean, cholesky, noise_std, prior_std)
+  mean = mean + cho_solve((lower, True), gap)  # One step of refinement.
+  return Posterior(mean, lower, noise_std, prior_std)
 
 
 def predict(
@@ -76,7 +77,9 @@ def negative_log_marginal_likelihood_from_stats(
   fitted = posterior(stats, noise_std, prior_std)
   mean = fitted.mean
   squares = stats.energy - 2.0 * jnp.dot(stats.moment, mean)
-  squares = jnp.maximum(squares + jnp.dot(mean, stats.gram @ mean), 0.0)
+  squares = jnp.maximum(
+    squares + jnp.dot(mean, jnp.matmul(stats.gram, mean, precision="highest")), 0.0
+  )
   quadratic = squares / fitted.noise_std**2 + jnp.sum(mean**2) / fitted.prior_std**2
   log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(fitted.cholesky)))
   log_noise = stats.count * jnp.log(2.0 * jnp.pi * fitted.noise_std**2)
@@ -98,4 +101,5 @@ def partial_mean(
   covariance_: jax.Array, moment: jax.Array, noise_std: jax.Array | float
 ) -> jax.Array:
   """Client, printed phase 2: w̄_c = σ⁻² A⁻¹ Φ_cᵀy_c [M]; their sum is w̄."""
-  return covariance_ @ moment / jnp.asarray(noise_std, moment.dtype) ** 2
+  weighted = jnp.matmul(covariance_, moment, precision="highest")
+  return weighted / jnp.asarray(noise_std, moment.dtype) ** 2

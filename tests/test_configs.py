@@ -1,0 +1,117 @@
+"""Every file in configs/ builds, says what it is for, and gives its command."""
+
+import importlib
+import pathlib
+
+import pytest
+
+from configs import paper_table, uci
+from fedbnr_jax import config as config_lib
+from fedbnr_jax.data import uci as uci_data
+from fedbnr_jax.errors import InputError
+from launch import sweep
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
+STEMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+TRAINING = [stem for stem in STEMS if stem != "paper_table"]
+
+
+def test_the_public_configs_are_there():
+  assert {"default", "uci", "csv", "paper_table"} <= set(STEMS)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_docstring_has_purpose_and_command(stem: str):
+  text = importlib.import_module(f"configs.{stem}").__doc__
+  first = text.splitlines()[0]
+  assert first.endswith(".")
+  assert not first.startswith("python")
+  program = "launch.sweep" if stem == "paper_table" else "launch.train"
+  command = f"python -m {program} --config=configs/{stem}.py"
+  assert command in text
+  assert "--workdir=" in text
+
+
+@pytest.mark.parametrize("stem", TRAINING)
+def test_config_is_valid_and_adds_no_field(stem: str):
+  config = importlib.import_module(f"configs.{stem}").get_config()
+  config_lib.validate(config)
+  assert set(flat(config)) == set(flat(config_lib.base()))
+
+
+@pytest.mark.parametrize("variant", ["", ",paper"])
+@pytest.mark.parametrize("name", uci_data.NAMES)
+def test_uci_builds_for_every_dataset(name: str, variant: str):
+  config = uci.get_config(name + variant)
+  config_lib.validate(config)
+  presets = uci.PAPER if variant else uci.CPU
+  assert (config.data.source, config.data.name) == ("uci", name)
+  assert config.hidden_size == presets[name].hidden_size
+
+
+def test_uci_knows_every_dataset():
+  assert set(uci.PAPER) == set(uci.CPU) == set(uci_data.NAMES)
+
+
+@pytest.mark.parametrize("name", uci_data.NAMES)
+def test_alpha_follows_a_client_count_set_later(name: str):
+  config = uci.get_config(f"{name},paper").lock()
+  found = {}
+  for count in (10, 99, 100, 5000):
+    config.num_clients = count
+    found[count] = config.kd.alpha
+  few, many = uci.PAPER[name].alpha_at_10, uci.PAPER[name].alpha_at_100
+  assert found == {10: few, 99: few, 100: many, 5000: many}
+
+
+def test_alpha_can_be_set_itself():
+  config = uci.get_config("sml")
+  config.kd.alpha = 3.0
+  config.num_clients = 100
+  assert config.kd.alpha == 3.0
+
+
+@pytest.mark.parametrize("count", [0, -5, -200])
+def test_bad_client_count_does_not_break_alpha(count: int):
+  config = uci.get_config("sml")
+  config.num_clients = count
+  with pytest.raises(InputError, match=r"config\.num_clients"):
+    config_lib.validate(config)
+
+
+@pytest.mark.parametrize(
+  "argument, part", [("smll", "did you mean 'sml'"), ("sml,papr", "'paper'")]
+)
+def test_unknown_argument_is_refused(argument: str, part: str):
+  with pytest.raises(InputError, match=part):
+    uci.get_config(argument)
+
+
+@pytest.mark.parametrize("variant", ["", "paper"])
+def test_every_run_of_the_paper_table_builds(variant: str):
+  runs = sweep.expand(paper_table.get_config(variant))
+  # Five datasets, two client counts; central once for both.
+  assert len(runs) == 5 * (2 * 2 + 1)
+  for run in runs:
+    path, _, argument = run.base.partition(":")
+    assert path == "configs/uci.py"
+    config = uci.get_config(argument).lock()
+    config.update_from_flattened_dict(dict(run.fields))
+    config_lib.validate(config)
+
+
+def test_unknown_variant_of_the_paper_table_is_refused():
+  # fails: taken as it stands, so that each of the 25 runs fails one by one.
+  with pytest.raises(InputError, match="paper"):
+    paper_table.get_config("papr")
+
+
+def flat(config, prefix: str = "") -> list[str]:
+  """Dotted names of all fields."""
+  names = []
+  for name, value in config.items():
+    if hasattr(value, "items"):
+      names += flat(value, f"{prefix}{name}.")
+    else:
+      names.append(prefix + name)
+  return names

@@ -1,0 +1,169 @@
+"""A trained model predicts tables in the target's unit, saved or not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbnr_jax import experiment as experiment_lib
+from fedbnr_jax import model, training
+from fedbnr_jax.data import load_table
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.records import RunFolder
+from tests.test_config import tiny
+from tests.test_training import claimed
+
+COLUMNS = ["mean", "std", "lower95", "upper95"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _usual_promotion():
+  """Optax's Adam promotes an integer count, which conftest.py forbids."""
+  with jax.numpy_dtype_promotion("standard"):
+    yield
+
+
+def frame(num_rows: int = 60) -> pd.DataFrame:
+  rng = np.random.default_rng(3)
+  a, b = rng.normal(size=num_rows), rng.uniform(10, 20, num_rows)
+  kind = np.array(["red", "green", "blue"])[rng.integers(3, size=num_rows)]
+  price = 1000.0 + 200.0 * a + 50.0 * (kind == "red") + rng.normal(size=num_rows)
+  return pd.DataFrame({"a": a, "b": b, "kind": kind, "price": price})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """Experiment, model in memory, and the folder with the same model."""
+  dataset = load_table(frame(), target="price")
+  experiment = experiment_lib.build(tiny(), dataset)
+  program = training.jit(training.make_program(experiment))
+  folder = claimed(tmp_path_factory.mktemp("model") / "run", experiment)
+  result = training.train(experiment, program, folder)
+  return experiment, model.from_result(experiment, result), folder.path
+
+
+def test_prediction_is_the_algorithms_in_the_targets_unit(trained):
+  experiment, fitted, _ = trained
+  rows = frame().iloc[7:19]
+  predicted = fitted.predict(rows)
+  scaler = experiment.preprocessor
+  x = scaler.transform(experiment.dataset.features.iloc[7:19])
+  mean, variance = experiment.algorithm.predict(
+    fitted.state, jnp.asarray(x, jnp.float32)
+  )
+  assert list(predicted.columns) == COLUMNS
+  np.testing.assert_allclose(
+    predicted["mean"], np.asarray(mean) * scaler.target_std + scaler.target_mean
+  )
+  np.testing.assert_allclose(
+    predicted["std"], np.sqrt(np.asarray(variance)) * scaler.target_std
+  )
+  assert predicted["mean"].between(0, 2000).all()
+  assert predicted.index.equals(rows.index)
+
+
+def test_interval_is_central_and_95_percent(trained):
+  predicted = trained[1].predict(frame())
+  half = 1.96 * predicted["std"]
+  np.testing.assert_allclose(predicted["upper95"] - predicted["mean"], half, rtol=1e-4)
+  np.testing.assert_allclose(predicted["mean"] - predicted["lower95"], half, rtol=1e-4)
+  assert (predicted["std"] > 0).all()
+
+
+def test_order_of_columns_further_columns_and_index_do_not_matter(trained):
+  rows = frame()
+  other = rows[["price", "kind", "b", "a"]].assign(note="x", a_2=1.0)
+  other.index = [f"row {i}" for i in range(len(rows))]
+  one, two = trained[1].predict(rows), trained[1].predict(other)
+  np.testing.assert_array_equal(one, two)
+  assert list(two.index) == list(other.index)
+
+
+def test_rows_are_predicted_one_by_one(trained):
+  rows = frame().iloc[:12]
+  together = trained[1].predict(rows)
+  backwards = trained[1].predict(rows.iloc[::-1])
+  pd.testing.assert_frame_equal(backwards.iloc[::-1], together, rtol=1e-6)
+
+
+def test_numbers_given_as_text_are_the_same_numbers(trained):
+  rows = frame()
+  texts = rows.assign(a=rows["a"].map(repr), b=rows["b"].map(repr))
+  np.testing.assert_array_equal(trained[1].predict(texts), trained[1].predict(rows))
+
+
+def test_jitted_prediction_agrees(trained):
+  one = trained[1].predict(frame())
+  other = trained[1].predict(frame(), transform=jax.jit)
+  pd.testing.assert_frame_equal(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 60])
+def test_chunks_do_not_show(trained, monkeypatch, chunk: int):
+  whole = trained[1].predict(frame(), transform=jax.jit)
+  monkeypatch.setattr(model, "_CHUNK", chunk)
+  parts = trained[1].predict(frame(), transform=jax.jit)
+  pd.testing.assert_frame_equal(parts, whole, rtol=1e-6)
+
+
+def test_saved_model_predicts_the_same_bits(trained):
+  _, fitted, path = trained
+  loaded = model.load(path)
+  assert loaded.preprocessor == fitted.preprocessor
+  assert loaded.config.to_dict() == fitted.config.to_dict()
+  np.testing.assert_array_equal(loaded.predict(frame()), fitted.predict(frame()))
+
+
+def test_loads_without_float64(trained, x64_off):
+  # fails: float64 leaves are cast to float32 on reading, so the digest of sound
+  # checkpoints "does not match" and the model cannot be loaded.
+  _, _, path = trained
+  loaded = model.load(path)
+  assert np.isfinite(loaded.predict(frame())["mean"]).all()
+
+
+@pytest.mark.parametrize("missing", ["a", "kind"])
+def test_missing_column_is_named(trained, missing: str):
+  with pytest.raises(InputError, match=f"'{missing}'"):
+    trained[1].predict(frame().drop(columns=missing))
+
+
+@pytest.mark.parametrize("cell", [np.nan, np.inf, "many"])
+def test_unusable_cell_is_named_by_row_and_column(trained, cell: object):
+  rows = frame().astype({"b": object})
+  rows.loc[4, "b"] = cell
+  with pytest.raises(InputError, match="row 5, column 'b'"):
+    trained[1].predict(rows)
+
+
+def test_no_rows_are_refused(trained):
+  with pytest.raises(InputError, match="no rows"):
+    trained[1].predict(frame().iloc[:0])
+
+
+def test_unseen_category_warns_and_is_predicted(trained):
+  rows = frame().iloc[:3].assign(kind=["red", "violet", "blue"])
+  with pytest.warns(UserWarning, match="'kind'.*'violet'"):
+    predicted = trained[1].predict(rows)
+  assert np.isfinite(predicted).all(axis=None)
+  seen = trained[1].predict(frame().iloc[:3].assign(kind=["red", "red", "blue"]))
+  np.testing.assert_allclose(predicted.iloc[[0, 2]], seen.iloc[[0, 2]], rtol=1e-6)
+
+
+def test_folder_without_run_is_refused(tmp_path):
+  with pytest.raises(InputError, match="holds no run"):
+    model.load(tmp_path)
+  with pytest.raises(InputError, match="holds no run"):
+    model.load(tmp_path / "absent")
+  assert not (tmp_path / "absent").exists()
+
+
+def test_run_without_a_round_is_refused(trained, tmp_path):
+  folder = RunFolder(tmp_path / "run")
+  folder.claim(tiny())
+  with pytest.raises(InputError, match="no trained model"):
+    model.load(folder.path)
+  folder.write_preprocessing(trained[0].preprocessor)
+  with pytest.raises(InputError, match="no checkpoint"):
+    model.load(folder.path)

@@ -1,0 +1,69 @@
+"""Tables of results: means over seeds, the paper's figures, and what is refused."""
+
+import pandas as pd
+import pytest
+
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.report import tables
+
+
+def _results(**changes):
+  row = {
+    "dataset": "ccpp",
+    "num_clients": 10,
+    "method": "fedbnr",
+    "seed": 0,
+    "status": "done",
+    "test_rmse": 4.0,
+    "min_test_rmse": 3.5,
+    "test_ece": 0.1,
+    "rounds": 20,
+    "seconds": 7.0,
+  }
+  return row | changes
+
+
+def test_cells_are_means_over_seeds_beside_the_papers_figures():
+  frame = pd.DataFrame([_results(), _results(seed=1, test_rmse=5.0, rounds=40)])
+  (cell,) = tables.beside_paper(frame).to_dict("records")
+  assert cell["seeds"] == 2
+  assert cell["test RMSE"] == pytest.approx(4.5)
+  assert cell["rounds"] == pytest.approx(30)
+  assert (cell["paper"], cell["paper ECE"]) == (4.40, 0.24)
+
+
+def test_failed_runs_do_not_count():
+  frame = pd.DataFrame([_results(), _results(seed=1, test_rmse=99.0, status="failed")])
+  (cell,) = tables.beside_paper(frame).to_dict("records")
+  assert cell["test RMSE"] == pytest.approx(4.0)
+
+
+def test_paper_has_every_cell_of_its_five_tables():
+  paper = tables.paper_results()
+  assert len(paper) == 260
+  assert not paper.duplicated(["dataset", "num_clients", "method", "metric"]).any()
+
+
+def test_markdown_has_a_line_a_cell_and_a_dash_for_what_the_paper_lacks():
+  frame = pd.DataFrame([_results(dataset="mine")])
+  lines = tables.markdown(tables.beside_paper(frame)).splitlines()
+  assert len(lines) == 3
+  cells = ["mine", "10", "fedbnr", "1", "4.000", "3.500", "–", "0.100", "–", "20", "7"]
+  assert lines[2].strip("| ").split(" | ") == cells
+
+
+def test_results_survive_the_file(tmp_path):
+  path = tmp_path / "results.csv"
+  pd.DataFrame([_results()]).to_csv(path, index=False)
+  assert tables.read_results(path).to_dict("records") == [_results()]
+
+
+@pytest.mark.parametrize(
+  "rows, word",
+  [([{"a": 1}], "dataset"), ([_results(), _results()], "twice")],
+)
+def test_a_table_that_is_no_sweeps_is_refused(tmp_path, rows, word):
+  path = tmp_path / "results.csv"
+  pd.DataFrame(rows).to_csv(path, index=False)
+  with pytest.raises(InputError, match=word):
+    tables.read_results(path)

@@ -1,0 +1,432 @@
+"""The host loop: early stopping, records in raw units, resuming to the same bits."""
+
+import dataclasses
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from configs import default
+from fedbnr_jax import experiment as experiment_lib
+from fedbnr_jax import model, training
+from fedbnr_jax.checkpoints import Checkpoints
+from fedbnr_jax.records import RunFolder
+from tests.test_config import tiny
+from tests.test_experiment import table
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+SUMMARY = {  # Of design.md.
+  "dataset", "method", "num_clients", "seed", "rounds", "best_round", "test_rmse",
+  "min_test_rmse", "test_ece", "test_mce", "test_bri", "test_nll", "test_crps",
+  "noise_std", "prior_std", "rmse_unit", "seconds",
+}  # fmt: skip
+
+
+class StopError(Exception):
+  """Stands for whatever ends a run early."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _usual_promotion():
+  """Optax's Adam promotes an integer count, which conftest.py forbids."""
+  with jax.numpy_dtype_promotion("standard"):
+    yield
+
+
+@pytest.fixture(scope="module")
+def four():
+  """Four rounds on a table in raw units: experiment, compiled program, result."""
+  experiment = experiment_lib.build(tiny(num_rounds=4), table())
+  program = training.jit(training.make_program(experiment))
+  return experiment, program, training.train(experiment, program)
+
+
+def claimed(path: pathlib.Path, experiment) -> RunFolder:
+  folder = RunFolder(path)
+  folder.claim(experiment.config)
+  folder.write_preprocessing(experiment.preprocessor)
+  return folder
+
+
+def stop_after(number: int):
+  """A callback that ends the run after a round."""
+
+  def on_round(record) -> None:
+    if record["round"] == number:
+      raise StopError
+
+  return on_round
+
+
+def timeless(history) -> list[dict]:
+  """Records without what may differ between two runs."""
+  return [
+    {name: value for name, value in record.items() if not name.endswith("seconds")}
+    for record in history
+  ]
+
+
+def assert_same_bits(one, other) -> None:
+  assert jax.tree.structure(one) == jax.tree.structure(other)
+  for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.dtype == b.dtype
+    assert a.tobytes() == b.tobytes()
+
+
+# ------------------------------------------------------------------------ resuming
+
+
+@pytest.mark.parametrize("stopped_after", [1, 2, 4])
+def test_resuming_is_not_stopping(four, tmp_path, stopped_after: int):
+  experiment, program, straight = four
+  whole = claimed(tmp_path / "whole", experiment)
+  training.train(experiment, program, whole)
+  folder = claimed(tmp_path / "stopped", experiment)
+  with pytest.raises(StopError):
+    training.train(experiment, program, folder, stop_after(stopped_after))
+  assert len(folder.metrics()) == stopped_after
+  seen = []
+  resumed = training.train(experiment, program, folder, seen.append)
+  assert [r["round"] for r in seen] == list(range(stopped_after + 1, 5))
+  assert timeless(folder.metrics()) == timeless(straight.history)
+  assert timeless(resumed.history) == timeless(straight.history)
+  assert_same_bits(resumed.state, straight.state)
+  like = jax.tree.map(np.asarray, straight.state)
+  assert_same_bits(
+    tuple(restored(folder, like)), tuple(restored(whole, like))
+  )  # Round, last state and best state.
+
+
+def restored(folder: RunFolder, like):
+  checkpoints = Checkpoints(folder.checkpoints)
+  try:
+    return checkpoints.restore(like)
+  finally:
+    checkpoints.close()
+
+
+def test_seconds_of_the_rounds_before_the_stop_are_kept(four, tmp_path):
+  experiment, program, _ = four
+  folder = claimed(tmp_path / "run", experiment)
+  with pytest.raises(StopError):
+    training.train(experiment, program, folder, stop_after(2))
+  before = folder.metrics()
+  training.train(experiment, program, folder)
+  assert folder.metrics()[:2] == before
+
+
+def test_killed_run_ends_as_if_it_had_not_been(tmp_path):
+  fields = {
+    "hidden_size": 8,
+    "num_samples": 4,
+    "num_rounds": 40,
+    "patience": 40,
+    "num_local_steps": 2,
+    "data.num_rows": 40,
+    "compare_clients": False,
+  }
+  workdir = tmp_path / "run"
+  command = [sys.executable, "-m", "launch.train", f"--workdir={workdir}"]
+  command += ["--config=configs/default.py"]
+  command += [f"--config.{name}={value}" for name, value in fields.items()]
+  process = subprocess.Popen(
+    command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+  )
+  metrics = workdir / "metrics.csv"
+  try:
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+      if metrics.exists() and metrics.read_text().count("\n") >= 3:
+        break
+      time.sleep(0.002)
+  finally:
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+  assert process.returncode == -signal.SIGKILL, "it ended before it was killed"
+  rows = len(RunFolder(workdir).metrics())
+  assert 2 <= rows < 40
+  config = default.get_config()
+  config.update_from_flattened_dict(fields)
+  experiment = experiment_lib.build(config)
+  program = training.jit(training.make_program(experiment))
+  folder = RunFolder(workdir)
+  folder.claim(config)  # It is the same config: it may go on.
+  training.train(experiment, program, folder)
+  straight = training.train(experiment, program)
+  assert timeless(RunFolder(workdir).metrics()) == timeless(straight.history)
+
+
+# --------------------------------------------------------------------------- seeds
+
+
+def test_same_seed_same_bits_other_seed_other(four):
+  _, program, straight = four
+  again = experiment_lib.build(tiny(num_rounds=4), table())
+  same = training.train(again, program)
+  assert timeless(same.history) == timeless(straight.history)
+  assert_same_bits(same.state, straight.state)
+  other = experiment_lib.build(tiny(num_rounds=4, seed=1), table())
+  history = training.train(other, program).history
+  assert history[0]["test_rmse"] != straight.history[0]["test_rmse"]
+
+
+def test_step_is_traced_once_for_all_rounds(four):
+  experiment, _, _ = four
+  program = training.make_program(experiment)
+  traces = []
+
+  def step(*arguments):
+    traces.append(1)
+    return program.step(*arguments)
+
+  training.train(experiment, training.jit(program._replace(step=step)))
+  assert len(traces) == 1
+
+
+# ------------------------------------------------------------------ early stopping
+
+
+def history_of(*errors: float) -> list[dict]:
+  return [{"round": i, "val_rmse": e} for i, e in enumerate(errors, start=1)]
+
+
+@pytest.mark.parametrize(
+  "errors, best",
+  [((3.0,), 1), ((3.0, 2.0, 1.0), 3), ((3.0, 1.0, 2.0), 2), ((2.0, 1.0, 1.0, 1.0), 2)],
+)
+def test_best_round_is_the_first_lowest(errors, best: int):
+  assert training.best_round(history_of(*errors)) == best
+
+
+@pytest.mark.parametrize(
+  "errors, done",
+  [
+    ((), False),
+    ((1.0, 2.0), False),
+    ((1.0, 2.0, 3.0), True),  # Two rounds without improvement.
+    ((1.0, 1.0, 1.0), True),  # A tie is none.
+    ((3.0, 3.5, 2.0, 2.5), False),
+    ((3.0, 3.5, 2.0, 2.5, 2.1), True),
+    ((6.0, 5.0, 4.0, 3.0, 2.0), False),
+    ((6.0, 5.0, 4.0, 3.0, 2.0, 1.0), True),  # Rounds are used up.
+  ],
+)
+def test_finished_after_patience_or_all_rounds(errors, done: bool):
+  assert training.finished(history_of(*errors), num_rounds=6, patience=2) is done
+
+
+def with_val_rmse(program: training.Program, errors) -> training.Program:
+  """The program with made-up validation errors."""
+  made_up = iter(errors)
+
+  def step(*arguments):
+    state, info, validation, test = program.step(*arguments)
+    return state, info, validation | {"rmse": jnp.asarray(next(made_up))}, test
+
+  return program._replace(step=step)
+
+
+def test_result_is_the_best_round_and_not_the_last(four):
+  _, program, _ = four
+  config = tiny(num_rounds=9, patience=2)
+  patient = experiment_lib.build(config, table())
+  result = training.train(patient, with_val_rmse(program, [3.0, 1.0, 2.0, 2.0]))
+  assert len(result.history) == 4
+  assert result.best_round == 2
+  assert result.best is result.history[1]
+  assert int(result.state.num_rounds) == 2
+  two = experiment_lib.build(tiny(num_rounds=2), table())
+  assert_same_bits(result.state, training.train(two, program).state)
+
+
+def test_best_state_survives_a_stop(four, tmp_path):
+  _, program, _ = four
+  patient = experiment_lib.build(tiny(num_rounds=9, patience=2), table())
+  folder = claimed(tmp_path / "run", patient)
+  with pytest.raises(StopError):
+    training.train(
+      patient, with_val_rmse(program, [3.0, 1.0, 2.0]), folder, stop_after(3)
+    )
+  result = training.train(patient, with_val_rmse(program, [2.0]), folder)
+  assert len(result.history) == 4
+  assert int(result.state.num_rounds) == 2
+  assert int(model.load(tmp_path / "run").state.num_rounds) == 2
+
+
+# ----------------------------------------------------------------------- non-finite
+
+
+def spoilt(program: training.Program, number: int, spoil) -> training.Program:
+  """The program, but `spoil` changes what the step of a round returns."""
+
+  def step(*arguments):
+    state, *rest = program.step(*arguments)
+    if int(state.num_rounds) == number:
+      rest = spoil(*rest)
+    return state, *rest
+
+  return program._replace(step=step)
+
+
+def nan_loss(info, validation, test):
+  loss = info.client_loss.at[1].set(jnp.nan)
+  return info.replace(client_loss=loss), validation, test
+
+
+def inf_test_score(info, validation, test):
+  return info, validation, test | {"crps": jnp.asarray(jnp.inf)}
+
+
+def nan_train_nll(info, validation, test):
+  return info.replace(train_nll=jnp.asarray(jnp.nan)), validation, test
+
+
+@pytest.mark.parametrize(
+  "spoil, part",
+  [(nan_loss, "client 2"), (inf_test_score, "crps"), (nan_train_nll, "train_nll")],
+)
+def test_non_finite_value_stops_with_round_and_place(four, tmp_path, spoil, part: str):
+  experiment, program, straight = four
+  folder = claimed(tmp_path / "run", experiment)
+  with pytest.raises(training.NonFiniteError) as caught:
+    training.train(experiment, spoilt(program, 3, spoil), folder)
+  assert "round 3" in str(caught.value)
+  assert part in str(caught.value)
+  # The good rounds are kept: usable as they are, and for going on.
+  assert timeless(folder.metrics()) == timeless(straight.history[:2])
+  assert int(model.load(folder.path).state.num_rounds) <= 2
+  resumed = training.train(experiment, program, folder)
+  assert timeless(resumed.history) == timeless(straight.history)
+
+
+def test_one_bad_client_of_two_is_counted(four):
+  experiment, program, _ = four
+  with pytest.raises(training.NonFiniteError, match="1 of 2 clients"):
+    training.train(experiment, spoilt(program, 1, nan_loss))
+
+
+# --------------------------------------------------------------- records and summary
+
+
+def test_summary_has_every_public_field(four):
+  experiment, _, result = four
+  summary = training.summarise(experiment, result.history)
+  assert set(summary) >= SUMMARY
+  assert summary["rounds"] == 4
+  assert summary["num_clients"] == 2
+  assert summary["rmse_unit"] == "target"
+  assert summary["test_rmse"] == result.best["test_rmse"]
+
+
+def test_summary_takes_test_scores_at_the_validation_choice_and_their_minimum(four):
+  experiment, _, result = four
+  history = [dict(record) for record in result.history]
+  for record, val, test in zip(history, (2, 1, 3, 4), (9, 8, 7, 6), strict=True):
+    record |= {"val_rmse": float(val), "test_rmse": float(test), "seconds": 2.0}
+    record["test_crps"] = 10.0 * test
+  summary = training.summarise(experiment, history)
+  assert summary["best_round"] == 2
+  assert (summary["test_rmse"], summary["min_test_rmse"]) == (8.0, 6.0)
+  assert summary["test_crps"] == 80.0
+  assert summary["seconds"] == 8.0
+
+
+def test_record_has_every_public_column(four):
+  record = four[2].history[0]
+  assert list(record)[:7] == [
+    "round", "train_nll", "val_rmse", "val_nll", "val_ece", "test_rmse", "test_ece",
+  ]  # fmt: skip
+  assert list(record)[-3:] == ["floats_up", "floats_down", "seconds"]
+  assert all(math.isfinite(value) for value in record.values())
+
+
+def test_scores_are_of_raw_predictions_in_the_targets_unit(four):
+  experiment, _, result = four
+  rows = experiment.split.test
+  targets = experiment.dataset.targets[rows]
+  predicted = model.from_result(experiment, result).predict(
+    experiment.dataset.features.iloc[rows]
+  )
+  best = result.best
+  error = math.sqrt(np.mean((predicted["mean"] - targets) ** 2))
+  assert best["test_rmse"] == pytest.approx(error, rel=1e-5)
+  assert best["test_rmse"] > 1.0  # Not standardised: the target's std is about 30.
+  density = scipy.stats.norm(predicted["mean"], predicted["std"]).logpdf(targets)
+  assert best["test_nll"] == pytest.approx(-density.mean(), rel=1e-5)
+  inside = (predicted["lower95"] <= targets) & (targets <= predicted["upper95"])
+  assert best["test_coverage95"] == pytest.approx(inside.mean())
+  assert (predicted["std"] >= best["noise_std"] * (1 - 1e-5)).all()
+
+
+def test_standardised_dataset_reports_in_deviations(four):
+  experiment, program, result = four
+  bike_like = experiment_lib.build(tiny(num_rounds=4), table(standardised_error=True))
+  scaled = training.train(bike_like, program)
+  std = experiment.preprocessor.target_std
+  for one, other in zip(scaled.history, result.history, strict=True):
+    for name in ("val_rmse", "test_rmse", "test_crps", "noise_std", "prior_std"):
+      assert one[name] * std == pytest.approx(other[name], rel=1e-12)
+    for name in ("train_nll", "val_nll", "test_nll"):
+      assert one[name] + math.log(std) == pytest.approx(other[name], rel=1e-12)
+    for name in ("test_ece", "test_mce", "test_bri", "test_coverage95"):
+      assert one[name] == other[name]
+  summary = training.summarise(bike_like, scaled.history)
+  assert summary["rmse_unit"] == "std of target"
+
+
+def test_in_unit_scales_a_gaussian():
+  rng = np.random.default_rng(0)
+  mean, std, y = rng.normal(size=20), rng.uniform(0.5, 2, 20), rng.normal(size=20)
+  scale = 7.5
+
+  def scores(unit: float) -> dict[str, float]:
+    gaussian = scipy.stats.norm(unit * mean, unit * std)
+    z = (y - mean) / std
+    phi, cdf = scipy.stats.norm.pdf(z), scipy.stats.norm.cdf(z)
+    crps = unit * std * (z * (2 * cdf - 1) + 2 * phi - 1 / math.sqrt(math.pi))
+    return {
+      "rmse": math.sqrt(np.mean((unit * (y - mean)) ** 2)),
+      "nll": -gaussian.logpdf(unit * y).mean(),
+      "crps": crps.mean(),
+      "ece": 0.25,
+    }
+
+  standardised = scores(1.0)
+  before = dict(standardised)
+  assert training.in_unit(standardised, scale) == pytest.approx(scores(scale))
+  assert standardised == before
+
+
+def test_unit_of_a_target_that_happens_to_have_unit_deviation():
+  # fails: the unit is told from error_scale == 1.0 instead of the dataset's own word.
+  dataset = table()
+  split = experiment_lib.build(tiny(), dataset).split
+  dataset.targets[split.train] = np.where(np.arange(48) % 2, 1.0, -1.0)
+  experiment = experiment_lib.build(tiny(), dataset)
+  assert experiment.preprocessor.target_std == 1.0
+  record = dict.fromkeys(
+    ("val_rmse", "noise_std", "prior_std", "floats_up", "floats_down", "seconds"), 1.0
+  )
+  for name in ("rmse", "ece", "mce", "bri", "nll", "crps", "coverage95", "ece10"):
+    record[f"test_{name}"] = 1.0
+  assert training.summarise(experiment, [record])["rmse_unit"] == "target"
+
+
+def test_other_method_name_reaches_the_summary(four):
+  experiment, _, result = four
+  central = dataclasses.replace(
+    experiment, config=tiny(method="central", num_clients=100)
+  )
+  summary = training.summarise(central, result.history)
+  assert (summary["method"], summary["num_clients"]) == ("central", 100)
