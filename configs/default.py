@@ -16,6 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.num_clients = 2
   config.num_rounds = 40
   config.learning_rate = 5e-3
+  config.length_scale = 3.0
   config.hidden_size = 100
   config.compare_clients = True
   return config

@@ -8,14 +8,17 @@ With the CPU preset; `configs/paper_table.py:paper` takes the paper's own sizes.
 import ml_collections
 
 from configs import uci
+from fedbnr_jax.errors import InputError
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
+  if variant not in ("", "paper"):
+    raise InputError("the variant after 'configs/paper_table.py:' is 'paper', or none.")
   config = ml_collections.ConfigDict()
   config.base = "configs/uci.py"
   config.arguments = tuple(f"{name},{variant}".rstrip(",") for name in uci.PAPER)
   config.grid = ml_collections.ConfigDict()
   config.grid["num_clients"] = (10, 100)
   config.grid["method"] = ("fedbnr", "fedbnr-kd", "central")
-  config.grid["seed"] = (0,)
+  config.grid["seed"] = (0, 1, 2)
   return config

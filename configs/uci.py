@@ -17,26 +17,28 @@ from fedbnr_jax.errors import InputError
 
 
 class Preset(NamedTuple):
-  """What depends on the dataset."""
+  """What depends on the dataset; a pair is for below, and for at least, 100 clients."""
 
   hidden_size: int
-  alpha_at_10: float  # FedBNR-KD's α with fewer than 100 clients ...
-  alpha_at_100: float  # ... and with 100 or more.
+  learning_rate: tuple[float, float]
+  alpha: tuple[float, float]  # Of FedBNR-KD.
 
 
 PAPER = {
-  "skillcraft": Preset(200, 10.0, 2.0),
-  "sml": Preset(2000, 1.0, 0.5),
-  "parkinsons": Preset(2000, 5.0, 2.0),
-  "bike": Preset(5000, 5.0, 0.5),
-  "ccpp": Preset(5000, 5.0, 5.0),
+  "skillcraft": Preset(200, (1e-2, 1e-2), (10.0, 2.0)),
+  "sml": Preset(2000, (1e-2, 1e-2), (1.0, 0.5)),
+  "parkinsons": Preset(2000, (1e-2, 1e-2), (5.0, 2.0)),
+  "bike": Preset(5000, (1e-2, 1e-2), (5.0, 0.5)),
+  "ccpp": Preset(5000, (1e-2, 1e-2), (5.0, 5.0)),
 }
+# The paper's, but narrower where that costs little on validation rows, and with the
+# learning rate of 3e-3 or 1e-2 that is better there (seed 100).
 CPU = {
-  "skillcraft": Preset(200, 10.0, 2.0),
-  "sml": Preset(1000, 1.0, 0.5),
-  "parkinsons": Preset(1000, 5.0, 2.0),
-  "bike": Preset(500, 5.0, 0.5),
-  "ccpp": Preset(500, 5.0, 5.0),
+  "skillcraft": PAPER["skillcraft"],
+  "sml": PAPER["sml"]._replace(learning_rate=(3e-3, 1e-2)),
+  "parkinsons": PAPER["parkinsons"],
+  "bike": PAPER["bike"]._replace(hidden_size=1000, learning_rate=(1e-2, 3e-3)),
+  "ccpp": PAPER["ccpp"]._replace(hidden_size=1000),
 }
 
 
@@ -52,10 +54,17 @@ def get_config(argument: str = "skillcraft") -> ml_collections.ConfigDict:
   config.hidden_size = preset.hidden_size
   # A wide layer's activations for all clients at once would leave the cache.
   config.client_batch_size = 1 if preset.hidden_size > 200 else 0
-  # A reference, not a value: it follows a --config.num_clients given later.
+  # References, not values: they follow a --config.num_clients given later.
   hundreds = config.get_ref("num_clients").to_float() // 100.0
-  many = 1.0 - 1.0 // (1.0 + hundreds)  # 0 below 100 clients, 1 from there on.
-  config.kd.alpha = (
-    preset.alpha_at_10 + (preset.alpha_at_100 - preset.alpha_at_10) * many
-  )
+  many = 1.0 - 1.0 // (1.0 + hundreds * hundreds)  # 0 below 100 clients, else 1.
+  config.learning_rate = _either(preset.learning_rate, many)
+  config.kd.alpha = _either(preset.alpha, many)
+  if variant:
+    config.kd.warm_start = False
   return config
+
+
+def _either(
+  pair: tuple[float, float], many: ml_collections.FieldReference
+) -> ml_collections.FieldReference:
+  return pair[0] * (1.0 - many) + pair[1] * many

@@ -3,11 +3,14 @@
 import hashlib
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+
+from fedbnr_jax.errors import InputError
 
 # Every round's checkpoint replaces the one three rounds before it: when the last
 # is damaged there is still one to fall back to.
@@ -23,7 +26,12 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-  """The checkpoints in one folder; writing goes on while the next round runs."""
+  """The checkpoints in one folder; writing goes on while the next round runs.
+
+  A checkpoint is the list of arrays of both states, and a note of their types,
+  shapes and digest. It is read in the types it was written in, wherever that is:
+  with float64 disabled, JAX's own arrays would lose digits.
+  """
 
   def __init__(self, directory: str | os.PathLike[str]) -> None:
     options = ocp.CheckpointManagerOptions(max_to_keep=_NUM_KEPT)
@@ -31,10 +39,13 @@ class Checkpoints:
 
   def save(self, saved: Saved) -> None:
     """Writes a checkpoint; arrays are copied before the call returns."""
-    tree = jax.tree.map(np.array, {"state": saved.state, "best": saved.best})
+    leaves = [np.array(leaf) for leaf in jax.tree.leaves((saved.state, saved.best))]
+    note = {
+      "digest": digest(leaves),
+      "arrays": [[str(leaf.dtype), list(leaf.shape)] for leaf in leaves],
+    }
     arguments = ocp.args.Composite(
-      state=ocp.args.StandardSave(tree),
-      meta=ocp.args.JsonSave({"digest": digest(tree)}),
+      state=ocp.args.StandardSave(_by_number(leaves)), meta=ocp.args.JsonSave(note)
     )
     self._manager.save(saved.round, args=arguments)
 
@@ -42,14 +53,18 @@ class Checkpoints:
     """Returns the newest sound checkpoint, or None; says so if it passes one over.
 
     Args:
-      like: A server state of the same structure, shapes and dtypes.
+      like: A server state of the same structure and shapes, in whose types the
+        result is given.
       max_round: Pass over checkpoints of later rounds.
+
+    Raises:
+      InputError: If a sound one is of other shapes.
     """
     for step in sorted(self._manager.all_steps(), reverse=True):
       if max_round is not None and step > max_round:
         continue
       try:
-        return self._read(step, like)
+        leaves = self._read(step)
       except Exception as error:  # Whatever a damaged file makes Orbax raise.
         reason = (
           str(error).splitlines()[0][:200] if str(error) else type(error).__name__
@@ -58,7 +73,21 @@ class Checkpoints:
           f"checkpoint of round {step} is damaged ({reason}); trying the one before.",
           stacklevel=2,
         )
+      else:
+        return Saved(step, *_shaped(leaves, like, self._manager.directory))
     return None
+
+  def _read(self, step: int) -> list[np.ndarray]:
+    note = self._manager.restore(
+      step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+    )
+    wanted = [np.zeros(shape, dtype) for dtype, shape in note.meta["arrays"]]
+    arguments = ocp.args.Composite(state=ocp.args.StandardRestore(_by_number(wanted)))
+    numbered = self._manager.restore(step, args=arguments).state
+    leaves = [np.asarray(numbered[name]) for name in sorted(numbered)]
+    if digest(leaves) != note.meta["digest"]:
+      raise ValueError("its digest does not match its arrays")
+    return leaves
 
   def discard_after(self, round_number: int) -> None:
     """Removes the checkpoints of later rounds, which are about to be made anew."""
@@ -66,24 +95,13 @@ class Checkpoints:
       if step > round_number:
         self._manager.delete(step)
 
-  def _read(self, step: int, like: Any) -> Saved:
-    abstract = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), like)
-    arguments = ocp.args.Composite(
-      state=ocp.args.StandardRestore({"state": abstract, "best": abstract}),
-      meta=ocp.args.JsonRestore(),
-    )
-    read = self._manager.restore(step, args=arguments)
-    if digest(read.state) != read.meta["digest"]:
-      raise ValueError("its digest does not match its arrays")
-    return Saved(step, read.state["state"], read.state["best"])
-
   def wait(self) -> None:
     """Blocks until all is on disk."""
     self._manager.wait_until_finished()
 
   def close(self) -> None:
     """Waits, and lets the writing threads go."""
-    self._manager.wait_until_finished()
+    self.wait()
     self._manager.close()
 
 
@@ -95,3 +113,20 @@ def digest(tree: Any) -> str:
     total.update(f"{array.dtype}{array.shape}".encode())
     total.update(np.ascontiguousarray(array).tobytes())
   return total.hexdigest()
+
+
+def _by_number(leaves: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+  return {f"{index:04d}": leaf for index, leaf in enumerate(leaves)}
+
+
+def _shaped(leaves: Sequence[np.ndarray], like: Any, directory: Any) -> tuple[Any, Any]:
+  """The leaves as (state, best), each of the structure and types of `like`."""
+  wanted, structure = jax.tree.flatten((like, like))
+  if [leaf.shape for leaf in leaves] != [leaf.shape for leaf in wanted]:
+    raise InputError(
+      f"the checkpoints in {directory} are of a model of other shapes: they belong to "
+      "other data or another config."
+    )
+  cast = [leaf.astype(w.dtype) for leaf, w in zip(leaves, wanted, strict=True)]
+  state, best = jax.tree.unflatten(structure, cast)
+  return state, best

@@ -110,7 +110,7 @@ def pooled(federation: Federation) -> Federation:
 def single_client(federation: Federation, index: int) -> Federation:
   """A federation of one of the clients alone."""
   one = jax.tree.map(lambda a: a[index : index + 1], federation.clients)
-  return Federation(one)
+  return federation.replace(clients=one)
 
 
 # ----------------------------------------------------------------- partitioners

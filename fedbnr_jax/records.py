@@ -1,16 +1,18 @@
 """The files of a run's folder: config, metrics by round, summary, preprocessing."""
 
+import contextlib
 import csv
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import ml_collections
 import pandas as pd
 
 from fedbnr_jax.config import differences
-from fedbnr_jax.data import Preprocessor
+from fedbnr_jax.data import Dataset, Preprocessor
 from fedbnr_jax.errors import InputError
 
 Record = dict[str, float | int]
@@ -24,24 +26,26 @@ class RunFolder:
     self.checkpoints = self.path / "checkpoint"
     self.figures = self.path / "figures"
     self._config = self.path / "config.json"
+    self._data = self.path / "data.json"
     self._metrics = self.path / "metrics.csv"
     self._summary = self.path / "summary.json"
     self._preprocessing = self.path / "preprocessing.json"
 
   def check(self, config: ml_collections.ConfigDict) -> None:
     """Raises InputError if the folder holds something other than a run of `config`."""
-    if self._config.exists():
-      changed = differences(read_json(self._config), as_json(config))
-      if changed:
-        more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    with self._readable():
+      if self._config.exists():
+        changed = differences(_object(self._config), as_json(config))
+        if changed:
+          more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+          raise InputError(
+            f"workdir {self.path} belongs to another config (config.{changed[0]} "
+            f"differs{more}): choose another workdir."
+          )
+      elif self.path.is_dir() and any(self.path.iterdir()):
         raise InputError(
-          f"workdir {self.path} belongs to another config (config.{changed[0]} "
-          f"differs{more}): choose another workdir."
+          f"workdir {self.path} is not empty and holds no run: choose another workdir."
         )
-    elif self.path.is_dir() and any(self.path.iterdir()):
-      raise InputError(
-        f"workdir {self.path} is not empty and holds no run: choose another workdir."
-      )
 
   def claim(self, config: ml_collections.ConfigDict) -> None:
     """Makes the folder this config's.
@@ -49,15 +53,30 @@ class RunFolder:
     Raises:
       InputError: If it holds a run of another config, or cannot be written.
     """
-    try:
-      self.check(config)
+    self.check(config)
+    with self._readable():
       self.path.mkdir(parents=True, exist_ok=True)
       # Written even when it is there: this is where a read-only folder shows.
       write_json(self._config, as_json(config))
+
+  def claim_data(self, dataset: Dataset) -> None:
+    """Notes which rows the run is of, and refuses others when it is taken up again."""
+    data = {"name": dataset.name, "rows": dataset.num_rows, "digest": dataset.digest()}
+    if self._data.exists() and _object(self._data) != data:
+      raise InputError(
+        f"the data of the run in {self.path} have changed since it started: choose "
+        "another workdir."
+      )
+    write_json(self._data, data)
+
+  @contextlib.contextmanager
+  def _readable(self) -> Iterator[None]:
+    try:
+      yield
     except OSError as error:
       raise InputError(
-        f"cannot write to workdir {self.path} ({error.strerror or error}): choose "
-        "another one, or change its permissions."
+        f"cannot use workdir {self.path} ({error.strerror or error}): choose another "
+        "one, or change its permissions."
       ) from error
 
   def config(self) -> ml_collections.ConfigDict:
@@ -66,7 +85,7 @@ class RunFolder:
       raise InputError(
         f"{self.path} holds no run: there is no {self._config.name} in it."
       )
-    return ml_collections.ConfigDict(read_json(self._config))
+    return ml_collections.ConfigDict(_object(self._config))
 
   # ------------------------------------------------------------------- metrics
 
@@ -86,14 +105,11 @@ class RunFolder:
     if not self._metrics.exists():
       return []
     records: list[Record] = []
-    with open(self._metrics, newline="") as file:
-      text = file.read()
+    text = self._metrics.read_text(errors="replace")
     complete = text[: text.rfind("\n") + 1]
     for row in csv.DictReader(complete.splitlines()):
-      if None in row or None in row.values():
-        break
-      record = {name: _number(value) for name, value in row.items()}
-      if record["round"] != len(records) + 1:
+      record = _record(row)
+      if record is None or record.get("round") != len(records) + 1:
         break
       records.append(record)
     return records
@@ -150,6 +166,21 @@ def read_json(path: pathlib.Path) -> Any:
     return json.loads(path.read_text())
   except (json.JSONDecodeError, UnicodeDecodeError) as error:
     raise InputError(f"{path} is not readable JSON ({error}): remove it.") from error
+
+
+def _object(path: pathlib.Path) -> dict[str, Any]:
+  content = read_json(path)
+  if not isinstance(content, dict):
+    raise InputError(f"{path} does not hold a JSON object: remove it.")
+  return content
+
+
+def _record(row: dict[str, Any]) -> Record | None:
+  """A row of the table as numbers; None if it is damaged."""
+  try:
+    return {name: _number(value) for name, value in row.items()}
+  except (TypeError, ValueError):
+    return None
 
 
 def _number(text: str) -> float | int:

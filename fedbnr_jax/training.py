@@ -198,7 +198,7 @@ def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
   summary |= {
     "noise_std": best["noise_std"],
     "prior_std": best["prior_std"],
-    "rmse_unit": "std of target" if experiment.error_scale == 1.0 else "target",
+    "rmse_unit": "std of target" if experiment.dataset.standardised_error else "target",
     "floats_up": sum(record["floats_up"] for record in history),
     "floats_down": sum(record["floats_down"] for record in history),
     "seconds": sum(record["seconds"] for record in history),

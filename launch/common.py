@@ -1,5 +1,6 @@
 """What every program does first and last: set JAX up, and tell errors in one line."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -79,10 +80,10 @@ def fail(message: str, status: int = _WRONG_INPUT) -> NoReturn:
 
 def _parse(argv: Sequence[str]) -> list[str]:
   """Parses the flags; a misspelt config field is one line, not a traceback."""
-  for argument in argv[1:]:
-    name, _, value = argument.partition("=")
-    path = value.partition(":")[0]
-    if name.lstrip("-") == "config" and not pathlib.Path(path).is_file():
+  for argument, following in itertools.pairwise([*argv, ""]):
+    name, equals, value = argument.partition("=")
+    path = (value if equals else following).partition(":")[0]
+    if name in ("--config", "-config") and not pathlib.Path(path).is_file():
       fail(f"config file {path!r} does not exist: see the files in configs/.")
   try:
     return flags.FLAGS(argv)

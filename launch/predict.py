@@ -6,14 +6,11 @@ The output has the input's columns and mean, std, lower95 and upper95, in the
 target's unit, noise included.
 """
 
-import os
-import pathlib
-
 import jax
 from absl import flags
 
 from fedbnr_jax import model
-from fedbnr_jax.data import read_table
+from fedbnr_jax.data import read_table, write_table
 from fedbnr_jax.errors import InputError
 from launch import common
 
@@ -35,17 +32,8 @@ def predict(workdir: str, source: str, target: str) -> None:
     raise InputError(
       f"{source} already has a column {clash[0]!r}, which the output needs: rename it."
     )
-  output = pathlib.Path(target)
-  part = output.with_name(output.name + ".tmp")
   joined = table.join(predicted)
-  try:
-    if output.suffix in (".parquet", ".pq"):
-      joined.to_parquet(part, index=False)
-    else:
-      joined.to_csv(part, index=False)
-    os.replace(part, output)
-  except OSError as error:
-    raise InputError(f"cannot write {target} ({error.strerror or error}).") from error
+  write_table(joined, target)
   print(f"{len(joined)} rows predicted, written to {target}")
 
 

@@ -8,13 +8,13 @@ finished and takes up what was stopped. `results.csv` is rewritten after every r
 
 import concurrent.futures
 import dataclasses
+import importlib.util
 import itertools
 import os
 import pathlib
 import queue
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -23,6 +23,7 @@ from absl import flags
 from tqdm import tqdm
 
 from fedbnr_jax import algorithms
+from fedbnr_jax import config as config_lib
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
 from launch import common
@@ -38,6 +39,8 @@ class Run:
 
   base: str  # Config file of the training, with its argument.
   fields: tuple[tuple[str, Any], ...]  # Overridden config fields.
+  # Client counts under which it stands; a pooled method is trained once for all.
+  counts: tuple[int, ...]
 
   @property
   def name(self) -> str:
@@ -66,51 +69,70 @@ def flatten(
   return fields
 
 
-def expand(config: ml_collections.ConfigDict) -> list[Run]:
-  """All points of the grid, in order; a pooled method once for all client counts."""
+def config_of(base: str, fields: dict[str, Any]) -> ml_collections.ConfigDict:
+  """The config that a training of this point will see."""
+  path, colon, argument = base.partition(":")
+  spec = importlib.util.spec_from_file_location("sweep_base", _ROOT / path)
+  if spec is None or spec.loader is None or not (_ROOT / path).is_file():
+    raise InputError(f"config.base {path!r} does not exist: see the files in configs/.")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config(argument) if colon else module.get_config()
+  try:
+    config.lock().update_from_flattened_dict(fields)
+  except (AttributeError, KeyError, TypeError) as error:
+    raise InputError(f"config.grid does not fit {base}: {error}.") from error
+  config_lib.validate(config)
+  return config
+
+
+def expand(config: ml_collections.ConfigDict) -> dict[Run, ml_collections.ConfigDict]:
+  """All points of the grid, in order, each with its whole config."""
   grid = flatten(config.grid)
   bases = [f"{config.base}:{argument}" for argument in config.arguments]
-  counts = grid.get("num_clients", ())
-  runs = []
+  runs: dict[Run, ml_collections.ConfigDict] = {}
   for base in bases or [config.base]:
     for values in itertools.product(*grid.values()):
       fields = dict(zip(grid, values, strict=True))
-      method = fields.get("method")
-      pooled = method is not None and algorithms.method(method).pooled
-      if pooled and counts and fields["num_clients"] != counts[0]:
-        continue
-      runs.append(Run(base, tuple(fields.items())))
+      whole = config_of(base, fields)
+      counts = grid.get("num_clients", (whole.num_clients,))
+      if not algorithms.method(whole.method).pooled:
+        counts = (whole.num_clients,)
+      elif whole.num_clients != counts[0]:
+        continue  # The run at the first count stands for all.
+      runs[Run(base, tuple(fields.items()), counts)] = whole
   if not runs:
     raise InputError("the grid is empty: give every field of config.grid a value.")
   return runs
 
 
-def rows_of(run: Run, folder: RunFolder, failure: str | None) -> list[dict[str, Any]]:
-  """The run's rows in the table: one, or one a client count for a pooled method."""
-  fields = {f"config.{name}": value for name, value in run.fields}
-  summary = folder.summary()
-  if summary is None and failure is None:
-    return []
-  if summary is None:
-    known = {name: value for name, value in run.fields if "." not in name}
-    return [known | fields | {"status": "failed", "reason": failure}]
-  return [summary | fields | {"status": "done", "reason": ""}]
-
-
 def write_results(
   path: pathlib.Path,
-  runs: Sequence[Run],
+  runs: dict[Run, ml_collections.ConfigDict],
   folders: dict[str, RunFolder],
   failures: dict[str, str],
-  counts: Sequence[int],
 ) -> None:
   """Rewrites the table from the folders of all runs, at one stroke."""
   rows: list[dict[str, Any]] = []
-  for run in runs:
-    for row in rows_of(run, folders[run.name], failures.get(run.name)):
-      pooled = row.get("method") and algorithms.method(row["method"]).pooled
-      for count in counts if pooled and counts else (row.get("num_clients"),):
-        rows.append(row | {"num_clients": count})
+  for run, config in runs.items():
+    known = {
+      "dataset": config.data.name,
+      "method": config.method,
+      "num_clients": config.num_clients,
+      "seed": config.seed,
+    }
+    summary = folders[run.name].summary()
+    if summary is None and run.name not in failures:
+      continue
+    state = {"status": "done", "reason": ""}
+    if summary is None:
+      state = {"status": "failed", "reason": failures[run.name]}
+    fields = {f"config.{name}": value for name, value in run.fields}
+    row = known | (summary or {}) | fields | state
+    if len(run.counts) > 1:
+      rows += [row | {"num_clients": count} for count in run.counts]
+    else:
+      rows.append(row)
   if rows:
     part = path.with_suffix(".tmp")
     pd.DataFrame(rows).to_csv(part, index=False)
@@ -157,7 +179,8 @@ def sweep(
   folders = {run.name: RunFolder(workdir / "runs" / run.name) for run in runs}
   if len(folders) < len(runs):
     raise InputError("two points of the grid have the same name: see config.grid.")
-  counts = tuple(config.grid.get("num_clients", ()))
+  for run, whole in runs.items():
+    folders[run.name].check(whole)
   available = available_cores()
   cores: queue.Queue[int] = queue.Queue()
   for index in range(num_workers or len(available)):
@@ -166,7 +189,7 @@ def sweep(
   waiting = [run for run in runs if folders[run.name].summary() is None]
   results = workdir / "results.csv"
   workdir.mkdir(parents=True, exist_ok=True)
-  write_results(results, runs, folders, failures, counts)
+  write_results(results, runs, folders, failures)
   with (
     concurrent.futures.ThreadPoolExecutor(cores.qsize()) as pool,
     tqdm(total=len(runs), initial=len(runs) - len(waiting), unit="run") as bar,
@@ -180,7 +203,7 @@ def sweep(
       if failure is not None:
         failures[name] = failure
         tqdm.write(f"{name} failed: {failure}")
-      write_results(results, runs, folders, failures, counts)
+      write_results(results, runs, folders, failures)
       bar.update()
   print(f"{len(runs) - len(failures)} of {len(runs)} runs done; see {results}")
   if failures:

@@ -31,6 +31,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> None:
     return
   experiment = experiment_lib.build(config)
   folder.claim(config)
+  folder.claim_data(experiment.dataset)
   folder.write_preprocessing(experiment.preprocessor)
   program = training.jit(training.make_program(experiment))
   with Progress(experiment, len(folder.metrics())) as bar:

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,13 +24,6 @@ from tests.test_config import tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NUM_ROWS = 60
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _usual_promotion():
-  """Optax's Adam promotes an integer count, which conftest.py forbids."""
-  with jax.numpy_dtype_promotion("standard"):
-    yield
 
 
 def good() -> pd.DataFrame:
@@ -187,7 +179,6 @@ def test_bad_synthetic_task(tmp_path, fields: dict[str, object], parts: list[str
 
 
 def test_synthetic_clients_are_at_most_half_the_rows():
-  # fails: 40 rows and 30 clients pass, since the owners come with the data.
   config = tiny(data__name="additive", num_clients=30)
   refused(lambda: experiment_lib.build(config), "num_clients")
 
@@ -281,7 +272,6 @@ def test_read_only_workdir(tmp_path, monkeypatch):
 
 
 def test_unreadable_parent(tmp_path, monkeypatch):
-  # fails: PermissionError, since RunFolder.check asks for the file outside any try.
   monkeypatch.setattr(pathlib.Path, "exists", forbidden)
   workdir = str(tmp_path / "run")
   refused(lambda: launch_train.train(tiny(), workdir), workdir, "Permission denied")

@@ -79,7 +79,6 @@ def test_edge_value_is_valid(name: str):
 
 
 def test_seed_beyond_what_a_key_holds_is_refused():
-  # fails: 2**63 passes validate, then jax.random.key raises OverflowError.
   config = config_lib.base()
   config.seed = 2**63
   with pytest.raises(InputError, match=r"config\.seed"):

@@ -60,7 +60,7 @@ def test_alpha_follows_a_client_count_set_later(name: str):
   for count in (10, 99, 100, 5000):
     config.num_clients = count
     found[count] = config.kd.alpha
-  few, many = uci.PAPER[name].alpha_at_10, uci.PAPER[name].alpha_at_100
+  few, many = uci.PAPER[name].alpha
   assert found == {10: few, 99: few, 100: many, 5000: many}
 
 
@@ -101,7 +101,6 @@ def test_every_run_of_the_paper_table_builds(variant: str):
 
 
 def test_unknown_variant_of_the_paper_table_is_refused():
-  # fails: taken as it stands, so that each of the 25 runs fails one by one.
   with pytest.raises(InputError, match="paper"):
     paper_table.get_config("papr")
 

@@ -73,7 +73,7 @@ def test_same_generator_same_table():
     ({"noise_std": 0.0}, "noise_std is 0.0"),
     ({"noise_std": float("nan")}, "noise_std is nan"),
     ({"num_clients": 0}, "num_clients is 0"),
-    ({"num_clients": 60, "num_rows": 20}, "got none of the 20 training rows"),
+    ({"num_clients": 60, "num_rows": 20}, "at most half of the 20 rows"),
   ],
 )
 def test_unusable_arguments(options, expected):

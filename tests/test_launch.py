@@ -35,13 +35,6 @@ SMALL = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _usual_promotion():
-  """Optax's Adam promotes an integer count, which conftest.py forbids."""
-  with jax.numpy_dtype_promotion("standard"):
-    yield
-
-
 def launch(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
   """Runs a program as from the shell."""
   environment = {k: v for k, v in os.environ.items() if k != "FEDBNR_CACHE_DIR"}
@@ -161,8 +154,6 @@ def test_other_methods_train(tmp_path, method: str):
 
 
 def test_clients_alone_are_compared_under_distillation(tmp_path, capsys):
-  # fails: single_client drops the server set, and the run ends in an error without
-  # a summary although it was trained.
   config = tiny(method="fedbnr-kd", compare_clients=True)
   launch_train.train(config, str(tmp_path / "run"))
   assert "client 1 alone" in capsys.readouterr().out
@@ -170,7 +161,6 @@ def test_clients_alone_are_compared_under_distillation(tmp_path, capsys):
 
 
 def test_one_input_beside_a_constant_column_is_drawn(tmp_path):
-  # fails: band_panel takes the first raw column, which is the one that was dropped.
   x = np.linspace(0.0, 1.0, 40)
   table = pd.DataFrame({"always": 1.0, "x": x, "price": np.sin(6 * x)})
   table.to_csv(tmp_path / "t.csv", index=False)
@@ -230,8 +220,6 @@ def test_run_stopped_before_its_summary_is_completed(site, tmp_path):
 
 
 def test_changed_table_is_not_taken_for_the_one_of_the_run(site, tmp_path):
-  # fails: the run goes on from its old state with the new rows, and the model's
-  # preprocessing is replaced, without a word.
   config = unfinished(site, tmp_path / "copy")
   table = pd.read_csv(tmp_path / "copy" / "houses.csv")
   table["price"] *= 1000
@@ -257,7 +245,6 @@ def test_prediction_is_written_beside_the_input(site, tmp_path, name: str):
 
 @pytest.mark.parametrize("name", ["out.tsv", "out.csv.gz"])
 def test_what_predict_writes_can_be_read(site, tmp_path, name: str):
-  # fails: .tsv is written with commas, .csv.gz without compression.
   launch_predict.predict(str(site / "run"), str(site / "new.csv"), str(tmp_path / name))
   assert "upper95" in read_table(tmp_path / name).columns
 

@@ -17,13 +17,6 @@ from tests.test_training import claimed
 COLUMNS = ["mean", "std", "lower95", "upper95"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _usual_promotion():
-  """Optax's Adam promotes an integer count, which conftest.py forbids."""
-  with jax.numpy_dtype_promotion("standard"):
-    yield
-
-
 def frame(num_rows: int = 60) -> pd.DataFrame:
   rng = np.random.default_rng(3)
   a, b = rng.normal(size=num_rows), rng.uniform(10, 20, num_rows)
@@ -116,8 +109,6 @@ def test_saved_model_predicts_the_same_bits(trained):
 
 
 def test_loads_without_float64(trained, x64_off):
-  # fails: float64 leaves are cast to float32 on reading, so the digest of sound
-  # checkpoints "does not match" and the model cannot be loaded.
   _, _, path = trained
   loaded = model.load(path)
   assert np.isfinite(loaded.predict(frame())["mean"]).all()

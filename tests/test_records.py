@@ -106,7 +106,6 @@ def test_damaged_config_is_one_line(folder, content: bytes):
 
 
 def test_config_that_is_no_object_is_one_line(folder):
-  # fails: AttributeError, 'list' object has no attribute 'keys', from differences().
   (folder.path / "config.json").write_text("[]")
   with pytest.raises(InputError, match=r"config\.json"):
     folder.check(tiny())
@@ -157,14 +156,12 @@ def test_gap_in_the_rounds_ends_the_list(folder, metrics):
 
 @pytest.mark.parametrize("content", [b"2,0.5,x,1.0\n", b"2,0.\xff,3,1.0\n"])
 def test_damaged_row_ends_the_list(folder, metrics, content: bytes):
-  # fails: ValueError from _number, UnicodeDecodeError from open(): a traceback.
   lines = metrics.read_bytes().splitlines(keepends=True)
   metrics.write_bytes(lines[0] + lines[1] + content + lines[3])
   assert folder.metrics() == ROWS[:1]
 
 
 def test_damaged_header_is_no_rows(folder, metrics):
-  # fails: KeyError 'round'.
   lines = metrics.read_text().splitlines(keepends=True)
   metrics.write_text("rou" + lines[0][4:] + "".join(lines[1:]))
   assert folder.metrics() == []

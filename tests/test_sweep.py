@@ -32,15 +32,15 @@ def grid(**fields: tuple) -> ml_collections.ConfigDict:
 
 def small(**fields: tuple) -> ml_collections.ConfigDict:
   """A grid of trainings that take seconds."""
-  return grid(
-    hidden_size=(8,),
-    num_rounds=(2,),
-    num_local_steps=(2,),
-    compare_clients=(False,),
-    data__num_rows=(40,),
-    seed=(0,),
-    **fields,
-  )
+  sizes = {
+    "hidden_size": (8,),
+    "num_rounds": (2,),
+    "num_local_steps": (2,),
+    "compare_clients": (False,),
+    "data__num_rows": (40,),
+    "seed": (0,),
+  }
+  return grid(**(sizes | fields))
 
 
 def without_training(monkeypatch, fail: tuple[str, ...] = ()) -> list[str]:
@@ -52,7 +52,7 @@ def without_training(monkeypatch, fail: tuple[str, ...] = ()) -> list[str]:
     if any(part in run.name for part in fail):
       return "error: no luck"
     fields = {"num_clients": 2, "method": "fedbnr", "seed": 0} | dict(run.fields)
-    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.claim(sweep.config_of(run.base, dict(run.fields)))
     folder.write_summary({"dataset": "made", "test_rmse": 0.5} | fields)
     return None
 
@@ -119,11 +119,11 @@ def test_unknown_method_is_refused_before_anything_runs(tmp_path, monkeypatch):
 
 
 def test_done_and_failed_runs_stand_in_the_table(tmp_path, capsys):
-  # One training for all client counts, and one refused: num_samples 1.
-  config = small(num_clients=(2, 3), method=("central",), num_samples=(4, 1))
+  # One training for all client counts, and one that fails: 5 rows are too few.
+  config = small(num_clients=(2, 3), method=("central",), data__num_rows=(40, 5))
   with pytest.raises(InputError, match="1 runs failed") as caught:
     sweep.sweep(config, tmp_path, 1)
-  assert "num_samples=1" in str(caught.value)
+  assert "num_rows=5" in str(caught.value)
   table = results(tmp_path)
   assert set(table.columns) >= SUMMARY | {"status", "reason"}
   done, failed = (table[table["status"] == word] for word in ("done", "failed"))
@@ -132,12 +132,12 @@ def test_done_and_failed_runs_stand_in_the_table(tmp_path, capsys):
   assert set(done["method"]) == set(failed["method"]) == {"central"}
   assert done["test_rmse"].nunique() == 1
   assert done["reason"].isna().all()
-  assert failed["reason"].str.contains("num_samples must be at least 2").all()
+  assert failed["reason"].str.contains("give at least 10").all()
   assert not failed["reason"].str.contains("Traceback").any()
 
   # Again, without the bad point: nothing is left to do, and no file changes.
-  config.grid["num_samples"] = (4,)
-  (folder,) = (tmp_path / "runs").glob("*num_samples=4*")
+  config.grid.data.num_rows = (40,)
+  (folder,) = (tmp_path / "runs").glob("*num_rows=40*")
   summary = folder / "summary.json"
   before = summary.stat().st_mtime_ns
   sweep.sweep(config, tmp_path, 1)
@@ -190,7 +190,6 @@ def test_failed_run_is_tried_again(tmp_path, monkeypatch):
 
 
 def test_failed_run_names_its_dataset(tmp_path, monkeypatch):
-  # fails: the row of a failed run has no dataset, so it is nobody's cell.
   without_training(monkeypatch, fail=("sml",))
   config = grid(seed=(0,))
   config.base, config.arguments = "configs/uci.py", ("sml", "ccpp")
@@ -201,8 +200,6 @@ def test_failed_run_names_its_dataset(tmp_path, monkeypatch):
 
 
 def test_pooled_base_gives_one_row_for_each_point(tmp_path, monkeypatch):
-  # fails: each client count is trained, and each of these rows is then repeated
-  # under all counts, because the method is the base's and not of the grid.
   def execute(run: sweep.Run, folder: RunFolder, cores: object) -> None:
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.write_summary({"method": "central", "seed": 0} | dict(run.fields))
@@ -213,7 +210,6 @@ def test_pooled_base_gives_one_row_for_each_point(tmp_path, monkeypatch):
 
 
 def test_results_of_another_base_are_not_taken_over(tmp_path, monkeypatch):
-  # fails: a run is known by its grid fields alone; another base's summary counts.
   executed = without_training(monkeypatch)
   config = grid(num_clients=(2,), seed=(0,))
   sweep.sweep(config, tmp_path, 1)

@@ -36,13 +36,6 @@ class StopError(Exception):
   """Stands for whatever ends a run early."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _usual_promotion():
-  """Optax's Adam promotes an integer count, which conftest.py forbids."""
-  with jax.numpy_dtype_promotion("standard"):
-    yield
-
-
 @pytest.fixture(scope="module")
 def four():
   """Four rounds on a table in raw units: experiment, compiled program, result."""
@@ -409,7 +402,6 @@ def test_in_unit_scales_a_gaussian():
 
 
 def test_unit_of_a_target_that_happens_to_have_unit_deviation():
-  # fails: the unit is told from error_scale == 1.0 instead of the dataset's own word.
   dataset = table()
   split = experiment_lib.build(tiny(), dataset).split
   dataset.targets[split.train] = np.where(np.arange(48) % 2, 1.0, -1.0)

@@ -27,4 +27,6 @@ def central(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Method `central`."""
-  return central(fedbnr.from_config(config))
+  changed = ml_collections.ConfigDict(config.to_dict())  # A copy without references.
+  changed.learning_rate = config.central.learning_rate
+  return central(fedbnr.from_config(changed))

@@ -9,6 +9,7 @@ from fedbnr_jax.data import preprocessing, synthetic, tables, uci
 from fedbnr_jax.data.dataset import Dataset, Split, random_split
 from fedbnr_jax.data.preprocessing import Preprocessor
 from fedbnr_jax.data.tables import load_table, read_table
+from fedbnr_jax.data.writer import write_table
 
 __all__ = [
   "Dataset",
@@ -21,4 +22,5 @@ __all__ = [
   "synthetic",
   "tables",
   "uci",
+  "write_table",
 ]

@@ -5,6 +5,7 @@ and belongs to `preprocessing`.
 """
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -68,6 +69,17 @@ class Dataset:
   def num_rows(self) -> int:
     """N, the number of rows."""
     return len(self.targets)
+
+  def digest(self) -> str:
+    """SHA-256 of all rows: tells whether two tables are the same data."""
+    total = hashlib.sha256()
+    total.update(repr([*self.features.columns, self.target_name]).encode())
+    by_row = pd.util.hash_pandas_object(self.features, index=False)
+    total.update(by_row.to_numpy().tobytes())
+    total.update(self.targets.tobytes())
+    if self.clients is not None:
+      total.update(repr(self.clients.tolist()).encode())
+    return total.hexdigest()
 
   def _check_targets(self) -> None:
     where = f"dataset {self.name!r}: column {self.target_name!r}"

@@ -22,8 +22,8 @@ import pyarrow.parquet  # type: ignore[import-untyped]
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
 
-_DELIMITERS = {".csv": ",", ".txt": ",", ".data": ",", ".tsv": "\t"}
-_PARQUET = (".parquet", ".pq")
+DELIMITERS = {".csv": ",", ".txt": ",", ".data": ",", ".tsv": "\t"}
+PARQUET = (".parquet", ".pq")
 # Text has no control characters but tab, line feed, form feed, carriage return.
 _CONTROL = [chr(code) for code in range(32) if chr(code) not in "\t\n\f\r"]
 
@@ -47,16 +47,13 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
     raise InputError(f"{path} is a folder: name the table file in it")
   if not path.exists():
     raise InputError(f"{path} does not exist: check the path of the table")
-  suffix = _suffix(path)
-  if suffix in _PARQUET:
+  suffix = table_suffix(path)
+  if suffix in PARQUET:
     frame = _read_parquet(path)
-  elif suffix in _DELIMITERS:
-    frame = _read_text(path, _DELIMITERS[suffix])
+  elif suffix in DELIMITERS:
+    frame = _read_text(path, DELIMITERS[suffix])
   else:
-    raise InputError(
-      f"{path} has the unknown suffix {suffix!r}: save the table as one of "
-      f"{listing([*_DELIMITERS, *_PARQUET])}"
-    )
+    raise unknown_suffix(path)
   _check_names(path, list(frame.columns))
   if frame.empty:
     raise InputError(f"{path} has column names but no rows: add data below them")
@@ -84,7 +81,16 @@ def place(frame: pd.DataFrame, position: int) -> str:
   return f"{source}: row {row}" + (f" (line {line})" if line else "")
 
 
-def _suffix(path: Path) -> str:
+def unknown_suffix(path: Path) -> InputError:
+  """What to say of a table whose name tells no known form."""
+  return InputError(
+    f"{path} has the unknown suffix {table_suffix(path)!r}: save the table as one of "
+    f"{listing([*DELIMITERS, *PARQUET])}"
+  )
+
+
+def table_suffix(path: Path) -> str:
+  """The suffix that tells the form, lower-cased, a .gz behind it aside."""
   name = path.name.lower()
   return Path(name.removesuffix(".gz")).suffix
 
@@ -212,11 +218,11 @@ def _find_bad_line(path: Path, text: str, delimiter: str, width: int) -> None:
 
 def _line_of_row(path: Path, row: int) -> int | None:
   """Finds the line on which a data row starts; blank lines make the two differ."""
-  suffix = _suffix(path)
-  if suffix not in _DELIMITERS:
+  suffix = table_suffix(path)
+  if suffix not in DELIMITERS:
     return None
   try:
-    lines = [line for line, _ in _records(_decode(path), _DELIMITERS[suffix])]
+    lines = [line for line, _ in _records(_decode(path), DELIMITERS[suffix])]
   except (InputError, csv.Error):  # The file changed meanwhile: the row must do.
     return None
   return lines[row] if row < len(lines) else None

@@ -111,9 +111,10 @@ def _check(task: str, num_rows: int, noise_std: float, num_clients: int) -> None
     raise InputError(
       f"synthetic task {task!r}: noise_std is {noise_std}: give a positive number"
     )
-  if num_clients < 1:
+  if not 1 <= num_clients <= num_rows // 2:
     raise InputError(
-      f"synthetic task {task!r}: num_clients is {num_clients}: give at least 1"
+      f"synthetic task {task!r}: num_clients is {num_clients}: give at least 1 and at "
+      f"most half of the {num_rows} rows"
     )
 
 

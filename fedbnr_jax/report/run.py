@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import warnings
 from typing import Any
 
 import jax
@@ -60,7 +61,7 @@ def write_figures(
       truth=panel.truth,
       title=panel.title,
       client_names=panel.client_names,
-      input_name=str(experiment.dataset.features.columns[0]),
+      input_name=experiment.preprocessor.numeric_columns[0],
       target_name=experiment.dataset.target_name,
     )
 
@@ -83,27 +84,36 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 def train_clients_alone(
   experiment: Experiment, program: training.Program
-) -> list[training.Result]:
-  """Trains each client on its own rows only, judged on the same rows as the others."""
-  results = []
+) -> list[training.Result | None]:
+  """Trains each client on its own rows only, judged on the same rows as the others.
+
+  Returns:
+    A result a client; None, with a warning, for one whose training diverged.
+  """
+  results: list[training.Result | None] = []
   for index, name in enumerate(experiment.client_names):
     alone = dataclasses.replace(
       experiment,
       federation=federation_lib.single_client(experiment.federation, index),
       client_names=(name,),
     )
-    results.append(training.train(alone, program))
+    try:
+      results.append(training.train(alone, program))
+    except training.NonFiniteError as error:
+      warnings.warn(f"{name} alone: {error}", stacklevel=2)
+      results.append(None)
   return results
 
 
 def comparison_text(
-  experiment: Experiment, result: training.Result, alone: list[training.Result]
+  experiment: Experiment, result: training.Result, alone: list[training.Result | None]
 ) -> str:
   """A table of test scores: the global model, then each client's own."""
   names = [f"global ({experiment.config.method})"]
   names += [f"{name} alone" for name in experiment.client_names]
   scores = [
-    [one.best[f"test_{score}"] for score in _TABLE_SCORES] for one in (result, *alone)
+    [one.best[f"test_{score}"] if one else np.nan for score in _TABLE_SCORES]
+    for one in (result, *alone)
   ]
   table = pd.DataFrame(
     scores, index=names, columns=[f"test {s}" for s in _TABLE_SCORES]
@@ -115,27 +125,29 @@ def write_comparison(
   experiment: Experiment,
   program: training.Program,
   result: training.Result,
-  alone: list[training.Result],
+  alone: list[training.Result | None],
   folder: str | os.PathLike[str],
 ) -> None:
   """The two-panel figure, for data with one input: a client alone, and all."""
-  if not is_one_dimensional(experiment):
+  first = alone[0]
+  if first is None or not is_one_dimensional(experiment):
     return
   name = experiment.client_names[0]
   figures.two_panels(
-    band_panel(experiment, program, alone[0], f"{name} alone", used_client=0),
+    band_panel(experiment, program, first, f"{name} alone", used_client=0),
     band_panel(
       experiment, program, result, f"Global model ({experiment.config.method})"
     ),
     pathlib.Path(folder) / "comparison.png",
-    input_name=str(experiment.dataset.features.columns[0]),
+    input_name=experiment.preprocessor.numeric_columns[0],
     target_name=experiment.dataset.target_name,
   )
 
 
 def is_one_dimensional(experiment: Experiment) -> bool:
   """Whether there is one numeric input, and so a function to draw."""
-  return experiment.preprocessor.num_inputs == 1
+  names = experiment.preprocessor.numeric_columns
+  return len(names) == 1 == experiment.preprocessor.num_inputs
 
 
 def band_panel(
@@ -147,9 +159,10 @@ def band_panel(
 ) -> figures.BandPanel:
   """What a model says over the range of its one input, in raw units."""
   dataset = experiment.dataset
-  column = dataset.features.iloc[:, 0].to_numpy(np.float64)
+  (name,) = experiment.preprocessor.numeric_columns
+  column = dataset.features[name].to_numpy(np.float64)
   grid = np.linspace(column.min(), column.max(), _GRID_SIZE)
-  frame = pd.DataFrame({dataset.features.columns[0]: grid})
+  frame = pd.DataFrame({name: grid})
   x = jnp.asarray(experiment.preprocessor.transform(frame), experiment.config.dtype)
   mean, variance = jax.device_get(program.predict(result.state, x))
   mean, variance = _unstandardised(experiment, mean, variance)
