@@ -64,8 +64,8 @@ class RunFolder:
     data = {"name": dataset.name, "rows": dataset.num_rows, "digest": dataset.digest()}
     if self._data.exists() and _object(self._data) != data:
       raise InputError(
-        f"the data of the run in {self.path} have changed since it started: choose "
-        "another workdir."
+        f"the rows of {dataset.name!r} are not those that the run in {self.path} "
+        "started with: restore them, or choose another workdir."
       )
     write_json(self._data, data)
 

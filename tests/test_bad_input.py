@@ -240,14 +240,14 @@ def test_no_network_says_which_file_to_put_where(tmp_path, monkeypatch):
 def test_workdir_below_a_file(tmp_path):
   (tmp_path / "file").write_text("precious")
   workdir = str(tmp_path / "file" / "run")
-  refused(lambda: launch_train.train(tiny(), workdir), "cannot write", workdir)
+  refused(lambda: launch_train.train(tiny(), workdir), "cannot use", workdir)
   assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_workdir_that_is_a_file(tmp_path):
   workdir = tmp_path / "file"
   workdir.write_text("precious")
-  refused(lambda: launch_train.train(tiny(), str(workdir)), "cannot write", "file")
+  refused(lambda: launch_train.train(tiny(), str(workdir)), "cannot use", "file")
   assert workdir.read_text() == "precious"
 
 
@@ -259,7 +259,7 @@ def test_read_only_parent(tmp_path, monkeypatch):
   monkeypatch.setattr(pathlib.Path, "mkdir", forbidden)
   workdir = str(tmp_path / "run")
   refused(
-    lambda: launch_train.train(tiny(), workdir), "cannot write", "Permission denied"
+    lambda: launch_train.train(tiny(), workdir), "cannot use", "Permission denied"
   )
 
 
@@ -267,7 +267,7 @@ def test_read_only_workdir(tmp_path, monkeypatch):
   monkeypatch.setattr(records.os, "replace", forbidden)
   workdir = str(tmp_path / "run")
   refused(
-    lambda: launch_train.train(tiny(), workdir), "cannot write", "Permission denied"
+    lambda: launch_train.train(tiny(), workdir), "cannot use", "Permission denied"
   )
 
 
