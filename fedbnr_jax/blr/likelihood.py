@@ -86,6 +86,8 @@ def _solve(features: jax.Array, targets: jax.Array, rho: jax.Array) -> _Solution
       return _product(half_inverse.T, _product(half_inverse, vector))
 
     solution = solve(b)
+    if dtype == jnp.float64:
+      return solution
     return solution + solve(b - system(solution))
 
   if dual:
@@ -149,7 +151,8 @@ def _nll_jvp(
   half = solution.half_inverse
   effective = (half.shape[0] - jnp.sum(half**2)).astype(noise_std.dtype)
   # From here on precision is not at stake: the network's own will do.
-  inverse = _product(half.T, half).astype(features.dtype)
+  half = half.astype(features.dtype)
+  inverse = _product(half.T, half)
   weights = solution.weights.astype(features.dtype)
   residual = solution.residual.astype(features.dtype)
   shrunk = (  # Φ B⁻¹ = C⁻¹ Φ
