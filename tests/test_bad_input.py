@@ -17,10 +17,9 @@ from configs import uci as uci_config
 from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax import records
 from fedbnr_jax.data import random_split, uci
-from fedbnr_jax.errors import InputError
 from launch import predict as launch_predict
 from launch import train as launch_train
-from tests.test_config import tiny
+from tests.runs import assert_refused, tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 NUM_ROWS = 60
@@ -38,16 +37,6 @@ def contents(folder: pathlib.Path) -> dict[str, bytes | None]:
     str(path): path.read_bytes() if path.is_file() else None
     for path in sorted(folder.rglob("*"))
   }
-
-
-def refused(call, *parts: str) -> None:
-  """Checks for one InputError, in one line, that has all the parts."""
-  with pytest.raises(InputError) as caught:
-    call()
-  message = str(caught.value)
-  assert "\n" not in message
-  for part in parts:
-    assert part in message, message
 
 
 @pytest.fixture
@@ -94,7 +83,7 @@ FILES = {
 @pytest.mark.parametrize("case", FILES)
 def test_bad_file(train, case: str):
   content, name, parts = FILES[case]
-  refused(lambda: train(content, name), *parts)
+  assert_refused(lambda: train(content, name), *parts)
 
 
 @pytest.mark.parametrize(
@@ -114,16 +103,18 @@ def test_bad_file(train, case: str):
 def test_bad_cell_is_named_by_row_and_column(train, column: str, cell: str, shown: str):
   table = good().astype({column: object})
   table.loc[6, column] = cell
-  refused(lambda: train(table), "t.csv", "row 7 (line 8)", f"column '{column}'", shown)
+  assert_refused(
+    lambda: train(table), "t.csv", "row 7 (line 8)", f"column '{column}'", shown
+  )
 
 
 def test_constant_target(train):
-  refused(lambda: train(good().assign(price=3.0)), "'price'", "constant")
+  assert_refused(lambda: train(good().assign(price=3.0)), "'price'", "constant")
 
 
 def test_only_constant_features(train):
   table = good().assign(a=1.0, b=2.0)[["a", "b", "price"]]
-  refused(lambda: train(table), "no feature varies", "'a', 'b'")
+  assert_refused(lambda: train(table), "no feature varies", "'a', 'b'")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +144,7 @@ def test_only_constant_features(train):
   ],
 )
 def test_bad_field(train, fields: dict[str, object], parts: list[str]):
-  refused(lambda: train(good(), **fields), *parts)
+  assert_refused(lambda: train(good(), **fields), *parts)
 
 
 def test_client_without_training_rows(train):
@@ -161,7 +152,7 @@ def test_client_without_training_rows(train):
   split = random_split(np.random.default_rng([0, 1]), NUM_ROWS)
   lone = np.arange(NUM_ROWS) == split.test[0]
   table = good().assign(site=np.where(lone, "tiny", "big"))
-  refused(lambda: train(table, data__client="site"), "tiny", "no training rows")
+  assert_refused(lambda: train(table, data__client="site"), "tiny", "no training rows")
 
 
 @pytest.mark.parametrize(
@@ -174,13 +165,15 @@ def test_client_without_training_rows(train):
   ],
 )
 def test_bad_synthetic_task(tmp_path, fields: dict[str, object], parts: list[str]):
-  refused(lambda: launch_train.train(tiny(**fields), str(tmp_path / "run")), *parts)
+  assert_refused(
+    lambda: launch_train.train(tiny(**fields), str(tmp_path / "run")), *parts
+  )
   assert not (tmp_path / "run").exists()
 
 
 def test_synthetic_clients_are_at_most_half_the_rows():
   config = tiny(data__name="additive", num_clients=30)
-  refused(lambda: experiment_lib.build(config), "num_clients")
+  assert_refused(lambda: experiment_lib.build(config), "num_clients")
 
 
 # ------------------------------------------------------------------------- UCI files
@@ -193,7 +186,7 @@ def uci_train(name: str, workdir: pathlib.Path) -> None:
 def test_unknown_uci_dataset(tmp_path):
   config = uci_config.get_config("sml")
   config.data.name = "ccp"
-  refused(
+  assert_refused(
     lambda: launch_train.train(config, str(tmp_path / "run")),
     "'ccp'",
     "did you mean 'ccpp'",
@@ -207,7 +200,7 @@ def test_wrong_checksum(data_dir, tmp_path, monkeypatch):
   last = "8" if text[-1] != "8" else "7"
   file.write_text(text[:-1] + last + "\n")
   monkeypatch.setenv("FEDBNR_DATA_DIR", str(tmp_path / "data"))
-  refused(
+  assert_refused(
     lambda: uci_train("skillcraft", tmp_path / "run"), file.name, "digest", "again"
   )
   assert not (tmp_path / "run").exists()
@@ -215,7 +208,9 @@ def test_wrong_checksum(data_dir, tmp_path, monkeypatch):
 
 def test_absent_from_the_data_folder(tmp_path, monkeypatch):
   monkeypatch.setenv("FEDBNR_DATA_DIR", str(tmp_path))
-  refused(lambda: uci_train("ccpp", tmp_path / "run"), "ccpp", str(tmp_path / "ccpp"))
+  assert_refused(
+    lambda: uci_train("ccpp", tmp_path / "run"), "ccpp", str(tmp_path / "ccpp")
+  )
 
 
 def test_no_network_says_which_file_to_put_where(tmp_path, monkeypatch):
@@ -225,7 +220,7 @@ def test_no_network_says_which_file_to_put_where(tmp_path, monkeypatch):
   monkeypatch.delenv("FEDBNR_DATA_DIR", raising=False)
   monkeypatch.setenv("FEDBNR_CACHE_DIR", str(tmp_path / "cache"))
   monkeypatch.setattr(uci, "ARCHIVE_URL", f"http://127.0.0.1:{port}")
-  refused(
+  assert_refused(
     lambda: uci_train("ccpp", tmp_path / "run"),
     f"http://127.0.0.1:{port}",
     str(tmp_path / "cache" / "data" / "ccpp"),
@@ -240,14 +235,14 @@ def test_no_network_says_which_file_to_put_where(tmp_path, monkeypatch):
 def test_workdir_below_a_file(tmp_path):
   (tmp_path / "file").write_text("precious")
   workdir = str(tmp_path / "file" / "run")
-  refused(lambda: launch_train.train(tiny(), workdir), "cannot use", workdir)
+  assert_refused(lambda: launch_train.train(tiny(), workdir), "cannot use", workdir)
   assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_workdir_that_is_a_file(tmp_path):
   workdir = tmp_path / "file"
   workdir.write_text("precious")
-  refused(lambda: launch_train.train(tiny(), str(workdir)), "cannot use", "file")
+  assert_refused(lambda: launch_train.train(tiny(), str(workdir)), "cannot use", "file")
   assert workdir.read_text() == "precious"
 
 
@@ -258,7 +253,7 @@ def forbidden(*arguments: object, **options: object) -> None:
 def test_read_only_parent(tmp_path, monkeypatch):
   monkeypatch.setattr(pathlib.Path, "mkdir", forbidden)
   workdir = str(tmp_path / "run")
-  refused(
+  assert_refused(
     lambda: launch_train.train(tiny(), workdir), "cannot use", "Permission denied"
   )
 
@@ -266,7 +261,7 @@ def test_read_only_parent(tmp_path, monkeypatch):
 def test_read_only_workdir(tmp_path, monkeypatch):
   monkeypatch.setattr(records.os, "replace", forbidden)
   workdir = str(tmp_path / "run")
-  refused(
+  assert_refused(
     lambda: launch_train.train(tiny(), workdir), "cannot use", "Permission denied"
   )
 
@@ -274,7 +269,9 @@ def test_read_only_workdir(tmp_path, monkeypatch):
 def test_unreadable_parent(tmp_path, monkeypatch):
   monkeypatch.setattr(pathlib.Path, "exists", forbidden)
   workdir = str(tmp_path / "run")
-  refused(lambda: launch_train.train(tiny(), workdir), workdir, "Permission denied")
+  assert_refused(
+    lambda: launch_train.train(tiny(), workdir), workdir, "Permission denied"
+  )
 
 
 # ----------------------------------------------------------- what a run has is kept
@@ -302,7 +299,7 @@ def table_config(folder: pathlib.Path, **fields: object):
 def test_workdir_of_another_config(finished):
   before = contents(finished)
   workdir = str(finished / "run")
-  refused(
+  assert_refused(
     lambda: launch_train.train(table_config(finished, seed=1), workdir),
     workdir,
     "another config",
@@ -315,7 +312,7 @@ def test_workdir_of_another_config(finished):
 def test_prediction_table_lacks_a_column(finished, tmp_path, column: str):
   before = contents(finished)
   good().drop(columns=column).to_csv(tmp_path / "new.csv", index=False)
-  refused(
+  assert_refused(
     lambda: launch_predict.predict(
       str(finished / "run"), str(tmp_path / "new.csv"), str(tmp_path / "out.csv")
     ),
@@ -331,7 +328,7 @@ def test_prediction_table_lacks_a_column(finished, tmp_path, column: str):
 def test_damaged_record(finished, tmp_path, name: str):
   shutil.copytree(finished / "run", tmp_path / "run")
   (tmp_path / "run" / name).write_text("{")
-  refused(
+  assert_refused(
     lambda: launch_predict.predict(
       str(tmp_path / "run"), str(finished / "t.csv"), str(tmp_path / "out.csv")
     ),

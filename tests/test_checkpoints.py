@@ -12,14 +12,14 @@ from fedbnr_jax import model, training
 from fedbnr_jax.checkpoints import Checkpoints, Saved, digest
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
-from tests.test_config import tiny
-from tests.test_experiment import table
-from tests.test_training import (
+from tests.runs import (
   StopError,
   assert_same_bits,
   claimed,
   stop_after,
+  table,
   timeless,
+  tiny,
 )
 
 # What TensorStore has to say of a damaged file may come after its listener is gone.

@@ -2,26 +2,11 @@
 
 import math
 
-import ml_collections
 import pytest
 
 from fedbnr_jax import config as config_lib
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing, suggestion
-
-
-def tiny(**fields: object) -> ml_collections.ConfigDict:
-  """A run of three rounds that takes seconds; `data__path` sets `data.path`."""
-  config = config_lib.base()
-  config.hidden_size = 8
-  config.num_samples = 4
-  config.num_rounds = 3
-  config.num_local_steps = 2
-  config.num_clients = 2
-  config.data.num_rows = 40
-  for name, value in fields.items():
-    config.update_from_flattened_dict({name.replace("__", "."): value})
-  return config
 
 
 def test_base_is_valid():

@@ -21,7 +21,7 @@ def make(**changes) -> Dataset:
   return Dataset(**(fields | changes))
 
 
-def refused(**changes) -> str:
+def assert_refused(**changes) -> str:
   """Returns the message with which a dataset is refused, checked to be one line."""
   with pytest.raises(InputError) as caught:
     make(**changes)
@@ -36,33 +36,37 @@ def test_valid_dataset_counts_rows():
 
 
 def test_constant_target():
-  message = refused(targets=np.full(3, 3.0))
+  message = assert_refused(targets=np.full(3, 3.0))
   assert "column 'y' is constant (value 3.0): nothing to predict" in message
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_target_not_finite(bad):
-  assert "'y' is not finite in row 2" in refused(targets=np.array([1.0, bad, 2.0]))
+  assert "'y' is not finite in row 2" in assert_refused(
+    targets=np.array([1.0, bad, 2.0])
+  )
 
 
 @pytest.mark.parametrize("targets", [np.ones((3, 1)), np.ones(0)])
 def test_target_shape(targets):
-  assert f"shape {targets.shape}" in refused(targets=targets)
+  assert f"shape {targets.shape}" in assert_refused(targets=targets)
 
 
 def test_lengths_differ():
-  assert "3 rows of features but 2 targets" in refused(targets=np.array([1.0, 2.0]))
-  assert "client labels have shape (2,)" in refused(clients=np.array(["p", "q"]))
+  assert "3 rows of features but 2 targets" in assert_refused(
+    targets=np.array([1.0, 2.0])
+  )
+  assert "client labels have shape (2,)" in assert_refused(clients=np.array(["p", "q"]))
 
 
 def test_features_unusable():
-  assert "no feature column" in refused(features=pd.DataFrame(index=range(3)))
+  assert "no feature column" in assert_refused(features=pd.DataFrame(index=range(3)))
   twice = pd.DataFrame([[0.0, 1.0]] * 3, columns=["a", "a"])
-  assert "'a' occurs twice" in refused(features=twice)
+  assert "'a' occurs twice" in assert_refused(features=twice)
   hole = pd.DataFrame({"a": [0.0, np.inf, 1.0]})
-  assert "column 'a' is missing or not finite in row 2" in refused(features=hole)
+  assert "column 'a' is missing or not finite in row 2" in assert_refused(features=hole)
   gone = pd.DataFrame({"b": pd.Series(["u", "v", None], dtype=object)})
-  assert "column 'b' is missing or not finite in row 3" in refused(features=gone)
+  assert "column 'b' is missing or not finite in row 3" in assert_refused(features=gone)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,7 @@ def test_features_unusable():
 )
 def test_split_unusable(parts, expected):
   split = Split(*(np.array(part, dtype=int) for part in parts))
-  assert expected in refused(split=split)
+  assert expected in assert_refused(split=split)
 
 
 @given(num_rows=st.integers(6, 2000), seed=st.integers(0, 2**32 - 1))

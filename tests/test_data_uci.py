@@ -16,7 +16,7 @@ import openpyxl
 import pytest
 
 from fedbnr_jax.data import Preprocessor, random_split, uci
-from fedbnr_jax.errors import InputError
+from tests.runs import assert_refused
 
 # Read here because the tests change the variable.
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -63,16 +63,6 @@ def store(folder: Path, name: str, files: dict[str, bytes]) -> Path:
   for file, content in files.items():
     (folder / name / file).write_bytes(content)
   return folder
-
-
-def refused(call, *parts: str) -> None:
-  """Checks that a call is refused in one line that has all the parts."""
-  with pytest.raises(InputError) as caught:
-    call()
-  message = str(caught.value)
-  assert "\n" not in message
-  for part in parts:
-    assert part in message, message
 
 
 def assert_same(one, other) -> None:
@@ -169,14 +159,16 @@ def test_ccpp_as_a_workbook_of_shuffles(tmp_path):
 
 
 def test_unknown_name():
-  refused(lambda: uci.load("bikes"), "no UCI dataset 'bikes'", "did you mean 'bike'")
+  assert_refused(
+    lambda: uci.load("bikes"), "no UCI dataset 'bikes'", "did you mean 'bike'"
+  )
 
 
 def test_variable_is_the_only_source(monkeypatch, tmp_path):
   monkeypatch.setenv("FEDBNR_DATA_DIR", str(tmp_path))
   folder = str(tmp_path / "sml")
   parts = ["NEW-DATA-1.T15.txt and NEW-DATA-2.T15.txt", folder, "sml2010.zip"]
-  refused(lambda: uci.load("sml"), *parts)
+  assert_refused(lambda: uci.load("sml"), *parts)
   assert not (tmp_path / "cache").exists()
   monkeypatch.setenv("FEDBNR_DATA_DIR", str(data_folder()))
   assert_same(uci.load("sml"), real("sml"))
@@ -200,21 +192,25 @@ def test_damaged_text(tmp_path, damage):
   change, part = DAMAGES[damage]
   (name, content), *_ = raw("ccpp").items()
   folder = store(tmp_path, "ccpp", {name: change(content.decode()).encode()})
-  refused(lambda: uci.load("ccpp", folder), str(folder / "ccpp" / name), part, "294/")
+  assert_refused(
+    lambda: uci.load("ccpp", folder), str(folder / "ccpp" / name), part, "294/"
+  )
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 nothing", zipped({"x": b"y"})])
 def test_damaged_archives(tmp_path, content):
   for name in ("ccpp.zip", "Folds5x2_pp.xlsx"):
     folder = store(tmp_path / name, "ccpp", {name: content})
-    refused(lambda folder=folder: uci.load("ccpp", folder), str(folder))
+    assert_refused(lambda folder=folder: uci.load("ccpp", folder), str(folder))
 
 
 def test_archive_with_a_damaged_member(tmp_path):
   content = bytearray(zipped({"Folds5x2_pp.csv": os.urandom(1000)}))
   content[200] ^= 255
   folder = store(tmp_path, "ccpp", {"ccpp.zip": bytes(content)})
-  refused(lambda: uci.load("ccpp", folder), "ccpp.zip", "not a usable zip", "CRC")
+  assert_refused(
+    lambda: uci.load("ccpp", folder), "ccpp.zip", "not a usable zip", "CRC"
+  )
 
 
 def test_unusable_date(tmp_path):
@@ -222,13 +218,15 @@ def test_unusable_date(tmp_path):
   first = "NEW-DATA-1.T15.txt"
   files[first] = files[first].replace(b"13/03/2012", b"33/03/2012", 1)
   folder = store(tmp_path, "sml", files)
-  refused(lambda: uci.load("sml", folder), first, "unusable date or time")
+  assert_refused(lambda: uci.load("sml", folder), first, "unusable date or time")
 
 
 def test_no_network(tmp_path):
   folder = str(tmp_path / "cache" / "data" / "bike")
   parts = ["cannot download", "560/seoul+bike+sharing+demand.zip", folder]
-  refused(lambda: uci.load("bike"), *parts, "SeoulBikeData.csv", "FEDBNR_DATA_DIR")
+  assert_refused(
+    lambda: uci.load("bike"), *parts, "SeoulBikeData.csv", "FEDBNR_DATA_DIR"
+  )
 
 
 @pytest.fixture
@@ -271,6 +269,8 @@ def test_download_once_into_the_cache(served, tmp_path):
 def test_download_of_something_else_is_not_kept(served, tmp_path):
   folder, _ = served
   store(folder, "294", {"combined+cycle+power+plant.zip": b"<html>log in</html>"})
-  refused(lambda: uci.load("ccpp"), "not a complete zip archive", "Folds5x2_pp.xlsx")
+  assert_refused(
+    lambda: uci.load("ccpp"), "not a complete zip archive", "Folds5x2_pp.xlsx"
+  )
   assert list((tmp_path / "cache" / "data" / "ccpp").iterdir()) == []
-  refused(lambda: uci.load("bike"), "404")
+  assert_refused(lambda: uci.load("bike"), "404")

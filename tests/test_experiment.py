@@ -4,22 +4,11 @@ import itertools
 
 import jax
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
-from tests.test_config import tiny
-
-
-def table(num_rows: int = 60, **fields) -> Dataset:
-  """Rows with two features, a target far from unit scale, and no split."""
-  rng = np.random.default_rng(5)
-  features = pd.DataFrame(rng.normal(size=(num_rows, 2)), columns=["a", "b"])
-  noise = rng.normal(size=num_rows)
-  targets = 100.0 + 30.0 * features["a"].to_numpy() + 3.0 * noise
-  return Dataset("made", features, targets, "y", **fields)
+from tests.runs import table, tiny
 
 
 def initial(experiment: experiment_lib.Experiment):

@@ -21,8 +21,7 @@ from fedbnr_jax.data import read_table
 from fedbnr_jax.errors import InputError
 from launch import predict as launch_predict
 from launch import train as launch_train
-from tests.test_config import tiny
-from tests.test_training import SUMMARY
+from tests.runs import SUMMARY, tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SMALL = {

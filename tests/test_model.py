@@ -11,8 +11,7 @@ from fedbnr_jax import model, training
 from fedbnr_jax.data import load_table
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
-from tests.test_config import tiny
-from tests.test_training import claimed
+from tests.runs import claimed, tiny
 
 COLUMNS = ["mean", "std", "lower95", "upper95"]
 

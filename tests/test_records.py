@@ -10,8 +10,7 @@ from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax import records
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
-from tests.test_config import tiny
-from tests.test_experiment import table
+from tests.runs import table, tiny
 
 ROWS = [
   {"round": 1, "val_rmse": 0.1 + 0.2, "floats_up": 220, "seconds": 1.5},

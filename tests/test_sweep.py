@@ -9,7 +9,7 @@ import pytest
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
 from launch import sweep
-from tests.test_training import SUMMARY
+from tests.runs import SUMMARY
 
 KEY = ["num_clients", "method", "seed"]
 

@@ -20,20 +20,18 @@ from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax import model, training
 from fedbnr_jax.checkpoints import Checkpoints
 from fedbnr_jax.records import RunFolder
-from tests.test_config import tiny
-from tests.test_experiment import table
+from tests.runs import (
+  SUMMARY,
+  StopError,
+  assert_same_bits,
+  claimed,
+  stop_after,
+  table,
+  timeless,
+  tiny,
+)
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-
-SUMMARY = {  # Of design.md.
-  "dataset", "method", "num_clients", "seed", "rounds", "best_round", "test_rmse",
-  "min_test_rmse", "test_ece", "test_mce", "test_bri", "test_nll", "test_crps",
-  "noise_std", "prior_std", "rmse_unit", "seconds",
-}  # fmt: skip
-
-
-class StopError(Exception):
-  """Stands for whatever ends a run early."""
 
 
 @pytest.fixture(scope="module")
@@ -42,39 +40,6 @@ def four():
   experiment = experiment_lib.build(tiny(num_rounds=4), table())
   program = training.jit(training.make_program(experiment))
   return experiment, program, training.train(experiment, program)
-
-
-def claimed(path: pathlib.Path, experiment) -> RunFolder:
-  folder = RunFolder(path)
-  folder.claim(experiment.config)
-  folder.write_preprocessing(experiment.preprocessor)
-  return folder
-
-
-def stop_after(number: int):
-  """A callback that ends the run after a round."""
-
-  def on_round(record) -> None:
-    if record["round"] == number:
-      raise StopError
-
-  return on_round
-
-
-def timeless(history) -> list[dict]:
-  """Records without what may differ between two runs."""
-  return [
-    {name: value for name, value in record.items() if not name.endswith("seconds")}
-    for record in history
-  ]
-
-
-def assert_same_bits(one, other) -> None:
-  assert jax.tree.structure(one) == jax.tree.structure(other)
-  for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-    a, b = np.asarray(a), np.asarray(b)
-    assert a.dtype == b.dtype
-    assert a.tobytes() == b.tobytes()
 
 
 # ------------------------------------------------------------------------ resuming

@@ -46,29 +46,14 @@ def fedbnr(
     min_noise_std: Floor of σ.
     client_batch_size: Clients batched at a time; all by default.
   """
-  positive = {
-    "num_local_steps": num_local_steps,
-    "initial_noise_std": initial_noise_std,
-    "initial_prior_std": initial_prior_std,
-    "min_noise_std": min_noise_std,
-  }
-  if client_batch_size is not None:
-    positive["client_batch_size"] = client_batch_size
-  for name, value in positive.items():
-    if not value > 0:
-      raise InputError(f"{name} must be positive, got {value}.")
+  _check_positive(
+    num_local_steps=num_local_steps,
+    initial_noise_std=initial_noise_std,
+    initial_prior_std=initial_prior_std,
+    min_noise_std=min_noise_std,
+    client_batch_size=client_batch_size or 1,
+  )
   loss = evidence_loss(feature_map)
-
-  def last_layer(
-    params: ModelParams, omega: Any, federation: Federation
-  ) -> tuple[blr.SufficientStats, blr.Posterior]:
-    """Phase 2, merged: every client's statistics up, one posterior."""
-
-    def client(rows: Clients) -> tuple[blr.SufficientStats, None]:
-      return local_stats(feature_map, params, omega, rows), None
-
-    stats, _ = map_clients(client, federation.clients, client_batch_size)
-    return stats, blr.posterior(stats, *_scales(params, stats))
 
   def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
     feature_params = feature_map.init(key, federation.clients.x[0])
@@ -78,9 +63,8 @@ def fedbnr(
       log_noise_std=jnp.log(jnp.asarray(initial_noise_std, dtype)),
       log_prior_std=jnp.log(jnp.asarray(initial_prior_std, dtype)),
     )
-    stats, posterior = last_layer(params, feature_params.omega, federation)
-    return ServerState(
-      feature_params.omega, params, stats, posterior, jnp.zeros((), jnp.int32)
+    return last_layer(
+      feature_map, params, feature_params.omega, federation, client_batch_size
     )
 
   def round_fn(
@@ -101,17 +85,9 @@ def fedbnr(
 
     total, client_loss = map_clients(client, federation.clients, client_batch_size)
     params = aggregator.combine(state.params, omega, total, server)
-    stats, posterior = last_layer(params, omega, federation)
-    nll = blr.negative_log_marginal_likelihood_from_stats(
-      stats, *_scales(params, stats)
-    )
-    down = params.size + _floats(stats)
-    up = aggregator.floats(params, server) + _floats(stats) + 2
-    info = RoundInfo(client_loss, nll / stats.count, jnp.asarray(up), jnp.asarray(down))
-    return (
-      ServerState(omega, params, stats, posterior, state.num_rounds + 1),
-      info,
-    )
+    new = last_layer(feature_map, params, omega, federation, client_batch_size)
+    new = new.replace(num_rounds=state.num_rounds + 1)
+    return new, _info(new, client_loss, aggregator.floats(params, server))
 
   def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     features = features_of(feature_map, state.params, state.omega, x)
@@ -120,11 +96,41 @@ def fedbnr(
   return FederatedAlgorithm(init, round_fn, predict)
 
 
-def _scales(
-  params: ModelParams, stats: blr.SufficientStats
-) -> tuple[jax.Array, jax.Array]:
+def last_layer(
+  feature_map: urk.FeatureMap,
+  params: ModelParams,
+  omega: Any,
+  federation: Federation,
+  client_batch_size: int | None,
+) -> ServerState:
+  """Phase 2, merged: every client's statistics up, one posterior."""
+
+  def client(rows: Clients) -> tuple[blr.SufficientStats, None]:
+    return local_stats(feature_map, params, omega, rows), None
+
+  stats, _ = map_clients(client, federation.clients, client_batch_size)
   dtype = stats.gram.dtype
-  return params.noise_std.astype(dtype), params.prior_std.astype(dtype)
+  noise_std, prior_std = params.noise_std.astype(dtype), params.prior_std.astype(dtype)
+  return ServerState(
+    omega=omega,
+    params=params,
+    stats=stats,
+    posterior=blr.posterior(stats, noise_std, prior_std),
+    num_rounds=jnp.zeros((), jnp.int32),
+  )
+
+
+def _info(state: ServerState, client_loss: jax.Array, message_floats: int) -> RoundInfo:
+  posterior, stats = state.posterior, state.stats
+  nll = blr.negative_log_marginal_likelihood_from_stats(
+    stats, posterior.noise_std, posterior.prior_std
+  )
+  return RoundInfo(
+    client_loss=client_loss,
+    train_nll=nll / stats.count,
+    floats_up=jnp.asarray(message_floats + _floats(stats) + 2),
+    floats_down=jnp.asarray(state.params.size + _floats(stats)),
+  )
 
 
 def _floats(stats: blr.SufficientStats) -> int:
@@ -135,6 +141,12 @@ def _floats(stats: blr.SufficientStats) -> int:
   """
   (num_features,) = stats.moment.shape
   return num_features * (num_features + 1) // 2 + num_features
+
+
+def _check_positive(**settings: float) -> None:
+  for name, value in settings.items():
+    if not value > 0:
+      raise InputError(f"{name} must be positive, got {value}.")
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:

@@ -1,0 +1,91 @@
+"""What several tests share: tiny runs, and checks of what they leave behind."""
+
+import pathlib
+
+import jax
+import ml_collections
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbnr_jax import config as config_lib
+from fedbnr_jax.data import Dataset
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.records import RunFolder
+
+
+def tiny(**fields: object) -> ml_collections.ConfigDict:
+  """A run of three rounds that takes seconds; `data__path` sets `data.path`."""
+  config = config_lib.base()
+  config.hidden_size = 8
+  config.num_samples = 4
+  config.num_rounds = 3
+  config.num_local_steps = 2
+  config.num_clients = 2
+  config.data.num_rows = 40
+  for name, value in fields.items():
+    config.update_from_flattened_dict({name.replace("__", "."): value})
+  return config
+
+
+def table(num_rows: int = 60, **fields) -> Dataset:
+  """Rows with two features, a target far from unit scale, and no split."""
+  rng = np.random.default_rng(5)
+  features = pd.DataFrame(rng.normal(size=(num_rows, 2)), columns=["a", "b"])
+  noise = rng.normal(size=num_rows)
+  targets = 100.0 + 30.0 * features["a"].to_numpy() + 3.0 * noise
+  return Dataset("made", features, targets, "y", **fields)
+
+
+SUMMARY = {  # Of design.md.
+  "dataset", "method", "num_clients", "seed", "rounds", "best_round", "test_rmse",
+  "min_test_rmse", "test_ece", "test_mce", "test_bri", "test_nll", "test_crps",
+  "noise_std", "prior_std", "rmse_unit", "seconds",
+}  # fmt: skip
+
+
+class StopError(Exception):
+  """Stands for whatever ends a run early."""
+
+
+def claimed(path: pathlib.Path, experiment) -> RunFolder:
+  folder = RunFolder(path)
+  folder.claim(experiment.config)
+  folder.write_preprocessing(experiment.preprocessor)
+  return folder
+
+
+def stop_after(number: int):
+  """A callback that ends the run after a round."""
+
+  def on_round(record) -> None:
+    if record["round"] == number:
+      raise StopError
+
+  return on_round
+
+
+def timeless(history) -> list[dict]:
+  """Records without what may differ between two runs."""
+  return [
+    {name: value for name, value in record.items() if not name.endswith("seconds")}
+    for record in history
+  ]
+
+
+def assert_same_bits(one, other) -> None:
+  assert jax.tree.structure(one) == jax.tree.structure(other)
+  for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+    a, b = np.asarray(a), np.asarray(b)
+    assert a.dtype == b.dtype
+    assert a.tobytes() == b.tobytes()
+
+
+def assert_refused(call, *parts: str) -> None:
+  """Checks for one InputError, in one line, that has all the parts."""
+  with pytest.raises(InputError) as caught:
+    call()
+  message = str(caught.value)
+  assert "\n" not in message
+  for part in parts:
+    assert part in message, message
