@@ -4,7 +4,8 @@ python -m launch.train --config=configs/csv.py --workdir=runs/mine \
   --config.data.path=table.csv --config.data.target=price [--config.data.client=site]
 
 With a client column each of its values is a client; without, the rows are dealt to
-`num_clients` clients as in the paper. A minute or so for a few thousand rows.
+`num_clients` clients as in the paper. A minute or so for a few thousand rows; the
+score is printed and stands in `summary.json`.
 """
 
 import ml_collections

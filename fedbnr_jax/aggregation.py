@@ -77,13 +77,13 @@ def distillation(
   num_steps: int,
   alpha: float,
   min_noise_std: float,
-  warm_start: bool = False,
+  start: Aggregator | None = None,
 ) -> Aggregator:
   """Kernel distillation: fit the mean of the clients' Gram matrices on X_kd.
 
   A client's message is its Gram on the server's inputs. The paper has clients send
-  their parameters and the server compute the Grams; the result is the same, and
-  this way no client's parameters are seen.
+  their parameters and the server compute the Grams; the result is the same, and this
+  way, but for `start`, no client's parameters are sent.
 
   Args:
     feature_map: The kernel.
@@ -91,14 +91,13 @@ def distillation(
     num_steps: Distillation steps in a round.
     alpha: Weight α of the match against the evidence of the server's own rows.
     min_noise_std: Floor of σ.
-    warm_start: Start from the mean of the clients' parameters, which they then also
-      send, instead of the broadcast ones.
+    start: An aggregator by `mean`, to start from the mean of the clients' parameters,
+      which they then also send. Without it, from the broadcast ones, as printed.
   """
   if num_steps < 1:
     raise InputError(f"kd.num_steps must be at least 1, got {num_steps}.")
   if not alpha >= 0:
     raise InputError(f"kd.alpha must not be negative, got {alpha}.")
-  average = mean()
 
   def message(
     params: ModelParams, omega: Any, rows: Clients, server: ServerSet | None
@@ -106,16 +105,16 @@ def distillation(
     server = _required(server)
     features = features_of(feature_map, params, omega, server.x)
     gram = jnp.matmul(features, features.T, precision="highest")
-    start = average.message(params, omega, rows, server) if warm_start else None
-    return gram, start, jnp.ones((), gram.dtype)
+    own = start.message(params, omega, rows, server) if start else None
+    return gram, own, jnp.ones((), gram.dtype)
 
   def combine(
     params: ModelParams, omega: Any, total: Any, server: ServerSet | None
   ) -> ModelParams:
     server = _required(server)
-    gram_sum, start, num_clients = total
-    if start is not None:
-      params = average.combine(params, omega, start, server)
+    gram_sum, own_sum, num_clients = total
+    if start:
+      params = start.combine(params, omega, own_sum, server)
     loss = distillation_loss(feature_map, omega, server, gram_sum / num_clients, alpha)
     return descend(loss, optimizer, num_steps, min_noise_std, params)[0]
 
@@ -123,7 +122,7 @@ def distillation(
     num_rows = _required(server).y.shape[0]
     # A symmetric matrix is sent as its triangle; X_kd goes down once, not counted.
     triangle = num_rows * (num_rows + 1) // 2
-    return triangle + (params.size if warm_start else 0)
+    return triangle + (start.floats(params, server) if start else 0)
 
   return Aggregator(message, combine, floats)
 

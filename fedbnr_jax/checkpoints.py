@@ -70,7 +70,7 @@ class Checkpoints:
           str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         )
         warnings.warn(
-          f"checkpoint of round {step} is damaged ({reason}); trying the one before.",
+          f"checkpoint of round {step} is damaged ({reason}); trying an older one.",
           stacklevel=2,
         )
       else:
@@ -88,6 +88,10 @@ class Checkpoints:
     if digest(leaves) != note.meta["digest"]:
       raise ValueError("its digest does not match its arrays")
     return leaves
+
+  def is_empty(self) -> bool:
+    """Whether there is none, sound or not."""
+    return not self._manager.all_steps()
 
   def discard_after(self, round_number: int) -> None:
     """Removes the checkpoints of later rounds, which are about to be made anew."""

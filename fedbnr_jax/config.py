@@ -23,8 +23,8 @@ def base() -> ml_collections.ConfigDict:
   config.patience = 5  # Rounds without a better validation RMSE before stopping.
   config.num_local_steps = 50
   config.learning_rate = 1e-2
-  config.client_batch_size = 0  # Clients batched at a time; 0: all at once.
-  config.dtype = "float32"  # Of network and local steps; phase 2 is float64.
+  config.client_batch_size = 0  # Clients batched at a time; 0: by the network's width.
+  config.dtype = "float32"  # Of the network; its linear algebra is float64.
 
   config.kernel = "deep"  # Or "replicate", "polynomial", "exponential", a spectrum.
   config.num_samples = 50  # S, draws of ω.
@@ -36,6 +36,14 @@ def base() -> ml_collections.ConfigDict:
   config.initial_noise_std = 0.5  # σ, in units of the target's std.
   config.initial_prior_std = 1.0  # λ
   config.min_noise_std = 1e-3
+
+  config.replicate = ml_collections.ConfigDict()  # For kernel "replicate".
+  config.replicate.policy = "multiply"  # Or "add".
+  config.replicate.noise_scale = 0.5
+
+  config.polynomial = ml_collections.ConfigDict()  # For kernel "polynomial".
+  config.polynomial.degree = 2
+  config.polynomial.offset = 1.0
 
   config.mean = ml_collections.ConfigDict()
   config.mean.scales = "arithmetic"  # Of σ and λ; or "log".
@@ -51,9 +59,9 @@ def base() -> ml_collections.ConfigDict:
   config.kd.fraction = 0.8  # Of the validation rows, held by the server.
 
   config.central = ml_collections.ConfigDict()
-  # Of the pooled reference: without the averaging of clients, whose steps partly
-  # cancel, the rate that suits them overshoots.
-  config.central.learning_rate = 3e-3
+  # Of the pooled reference; 0: as `learning_rate`. Without the averaging of clients,
+  # whose steps partly cancel, the rate that suits them may overshoot.
+  config.central.learning_rate = 0.0
 
   config.data = ml_collections.ConfigDict()
   config.data.source = "synthetic"  # Or "uci", "table".
@@ -104,7 +112,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
     if not 0 < config[name] < math.inf:
       raise InputError(f"config.{name} must be a positive number, got {config[name]}.")
   for name, choices in _CHOICES.items():
-    suggest(f"config.{name}", get(config, name), choices)
+    require_choice(f"config.{name}", get(config, name), choices)
   if config.num_clients < 1:
     raise InputError(
       f"config.num_clients must be at least 1, got {config.num_clients}."
@@ -115,7 +123,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
     )
   if config.client_batch_size < 0:
     raise InputError(
-      "config.client_batch_size must be at least 1, or 0 for all clients at once, got "
+      "config.client_batch_size must be at least 1, or 0 to choose by width, got "
       f"{config.client_batch_size}."
     )
   if config.min_noise_std > config.initial_noise_std:
@@ -125,18 +133,21 @@ def validate(config: ml_collections.ConfigDict) -> None:
     )
   if not 0 <= config.seed < 2**32:
     raise InputError(f"config.seed must be from 0 to 2**32 - 1, got {config.seed}.")
-  for name in ("kd", "central"):
-    rate = config[name].learning_rate
-    if not 0 < rate < math.inf:
-      raise InputError(
-        f"config.{name}.learning_rate must be a positive number, got {rate}."
-      )
+  if not 0 <= config.central.learning_rate < math.inf:
+    raise InputError(
+      "config.central.learning_rate must be a positive number, or 0 for the common "
+      f"one, got {config.central.learning_rate}."
+    )
   _validate_distillation(config.kd)
 
 
 def _validate_distillation(kd: ml_collections.ConfigDict) -> None:
   if kd.num_steps < 1:
     raise InputError(f"config.kd.num_steps must be at least 1, got {kd.num_steps}.")
+  if not 0 < kd.learning_rate < math.inf:
+    raise InputError(
+      f"config.kd.learning_rate must be a positive number, got {kd.learning_rate}."
+    )
   if not 0 <= kd.alpha < math.inf:
     raise InputError(f"config.kd.alpha must not be negative, got {kd.alpha}.")
   if not 0 < kd.fraction < 1:
@@ -150,7 +161,7 @@ def get(config: ml_collections.ConfigDict, path: str) -> Any:
   return config
 
 
-def suggest(what: str, value: str, choices: tuple[str, ...]) -> None:
+def require_choice(what: str, value: str, choices: tuple[str, ...]) -> None:
   """Raises InputError unless `value` is a choice, and names the nearest one."""
   if value not in choices:
     raise InputError(f"{what} is {value!r}: {suggestion(value, choices)}.")

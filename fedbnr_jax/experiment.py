@@ -11,8 +11,15 @@ from flax import struct
 from fedbnr_jax import algorithms
 from fedbnr_jax import config as config_lib
 from fedbnr_jax import federation as federation_lib
-from fedbnr_jax.data import Dataset, Preprocessor, Split, random_split, synthetic, uci
-from fedbnr_jax.data import load_table as load_table_
+from fedbnr_jax.data import (
+  Dataset,
+  Preprocessor,
+  Split,
+  load_table,
+  random_split,
+  synthetic,
+  uci,
+)
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federation import Federation, ServerSet
 
@@ -37,18 +44,12 @@ class Experiment:
   split: Split
   preprocessor: Preprocessor
   federation: Federation
+  num_clients: int  # That the rows belong to, also where a method pools them.
   client_names: tuple[str, ...]
   client_rows: tuple[np.ndarray, ...]  # Of each client, row numbers in `dataset`.
   validation: EvaluationSet
   test: EvaluationSet
   algorithm: algorithms.FederatedAlgorithm
-
-  @property
-  def num_clients(self) -> int:
-    """As the records tell it: a pooled method stands in for so many clients."""
-    if algorithms.method(self.config.method).pooled:
-      return self.config.num_clients
-    return len(self.client_names)
 
   @property
   def error_scale(self) -> float:
@@ -88,7 +89,10 @@ def build(
   )
   inputs = preprocessor.transform(dataset.features)
   targets = preprocessor.standardise(dataset.targets)
-  parts, names = _deal(config, method, dataset, split, inputs, targets)
+  parts, names = _deal(config, dataset, split, inputs, targets)
+  num_clients = len(parts)
+  if method.pooled:
+    parts, names = [split.train], ["pooled"]
   federation = federation_lib.build(
     inputs, targets, parts, names=names, dtype=config.dtype
   )
@@ -114,6 +118,7 @@ def build(
     split=split,
     preprocessor=preprocessor,
     federation=federation,
+    num_clients=num_clients,
     client_names=tuple(names),
     client_rows=tuple(parts),
     validation=rows(validation),
@@ -137,7 +142,7 @@ def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
     )
   if not data.path:
     raise InputError("config.data.path is empty: name a CSV or Parquet file.")
-  return load_table_(
+  return load_table(
     data.path,
     target=data.target,
     client=data.client or None,
@@ -148,16 +153,13 @@ def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
 
 def _deal(
   config: ml_collections.ConfigDict,
-  method: algorithms.Method,
   dataset: Dataset,
   split: Split,
   inputs: np.ndarray,
   targets: np.ndarray,
 ) -> tuple[list[np.ndarray], list[str]]:
-  """Row numbers and name of each client; a pooled method has one client."""
+  """Row numbers and name of each client."""
   train = split.train
-  if method.pooled:
-    return [train], ["pooled"]
   rule = config.partition
   if rule == "auto":
     rule = "sorted" if dataset.clients is None else "column"

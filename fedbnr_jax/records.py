@@ -18,6 +18,18 @@ from fedbnr_jax.errors import InputError
 Record = dict[str, float | int]
 
 
+@contextlib.contextmanager
+def usable(path: pathlib.Path) -> Iterator[None]:
+  """Tells of a folder that cannot be read or written, or a full disk, in one line."""
+  try:
+    yield
+  except OSError as error:
+    raise InputError(
+      f"cannot use workdir {path} ({error.strerror or error}): choose another one, or "
+      "change its permissions."
+    ) from error
+
+
 class RunFolder:
   """A run's folder; made on first use, refused if it belongs to another config."""
 
@@ -33,16 +45,16 @@ class RunFolder:
 
   def check(self, config: ml_collections.ConfigDict) -> None:
     """Raises InputError if the folder holds something other than a run of `config`."""
-    with self._readable():
+    with usable(self.path):
       if self._config.exists():
         changed = differences(_object(self._config), as_json(config))
         if changed:
           more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
           raise InputError(
             f"workdir {self.path} belongs to another config (config.{changed[0]} "
-            f"differs{more}): choose another workdir."
+            f"differs{more}): choose another workdir, or remove this one."
           )
-      elif self.path.is_dir() and any(self.path.iterdir()):
+      elif self.path.is_dir() and not _is_fresh(self.path):
         raise InputError(
           f"workdir {self.path} is not empty and holds no run: choose another workdir."
         )
@@ -54,7 +66,7 @@ class RunFolder:
       InputError: If it holds a run of another config, or cannot be written.
     """
     self.check(config)
-    with self._readable():
+    with usable(self.path):
       self.path.mkdir(parents=True, exist_ok=True)
       # Written even when it is there: this is where a read-only folder shows.
       write_json(self._config, as_json(config))
@@ -68,16 +80,6 @@ class RunFolder:
         "started with: restore them, or choose another workdir."
       )
     write_json(self._data, data)
-
-  @contextlib.contextmanager
-  def _readable(self) -> Iterator[None]:
-    try:
-      yield
-    except OSError as error:
-      raise InputError(
-        f"cannot use workdir {self.path} ({error.strerror or error}): choose another "
-        "one, or change its permissions."
-      ) from error
 
   def config(self) -> ml_collections.ConfigDict:
     """The config of the run that this folder holds."""
@@ -145,6 +147,11 @@ class RunFolder:
     if not self._preprocessing.exists():
       raise InputError(f"{self.path} holds no trained model: train one first.")
     return Preprocessor.from_json(read_json(self._preprocessing))
+
+
+def _is_fresh(path: pathlib.Path) -> bool:
+  """Whether a folder is empty, but for what a kill in its first moment left."""
+  return all(entry.suffix == ".tmp" for entry in path.iterdir())
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 from fedbnr_jax import metrics
 from fedbnr_jax.algorithms import RoundInfo, ServerState
 from fedbnr_jax.checkpoints import Checkpoints, Saved
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.experiment import EvaluationSet, Experiment
 from fedbnr_jax.federation import Federation
 from fedbnr_jax.records import Record, RunFolder
@@ -157,6 +158,11 @@ def _resume(
   """The newest checkpoint whose rounds are all recorded, or the start."""
   history = folder.metrics()
   saved = checkpoints.restore(like=state, max_round=len(history))
+  if saved is None and not checkpoints.is_empty():
+    raise InputError(
+      f"no checkpoint in {folder.checkpoints} is sound and goes with metrics.csv: to "
+      f"start from round 1, remove {folder.path}."
+    )
   history = history[: saved.round] if saved else []
   checkpoints.discard_after(len(history))
   folder.keep_metrics(history)

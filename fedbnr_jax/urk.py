@@ -19,7 +19,7 @@ import ml_collections
 from flax import struct
 
 from fedbnr_jax import networks
-from fedbnr_jax.config import suggest
+from fedbnr_jax.config import require_choice
 from fedbnr_jax.errors import InputError
 
 # One ω and one x, both without a batch axis: (θ, ω, x [D]) -> [d] or [].
@@ -199,7 +199,7 @@ def deep(
     num_hidden_layers: Hidden layers of f.
     shifter_size: Width of the hidden layer of the shifter h.
     length_scale: Initial length-scale in the latent space; h starts at 1/ℓ times
-      a small perturbation of the identity.
+      (ω + MLP(ω)) with random weights of the MLP.
   """
   sizes = {
     "hidden_size": hidden_size,
@@ -307,11 +307,13 @@ def from_config(config: ml_collections.ConfigDict) -> FeatureMap:
       shifter_size=config.shifter_size,
       **sizes,
     ),
-    "replicate": lambda: replicate(config.num_samples, config.hidden_size, **sizes),
+    "replicate": lambda: replicate(
+      config.num_samples, config.hidden_size, **config.replicate, **sizes
+    ),
     "exponential": lambda: exponential(config.num_samples),
-    "polynomial": lambda: polynomial(config.num_samples),
+    "polynomial": lambda: polynomial(config.num_samples, **config.polynomial),
   }
-  suggest("config.kernel", config.kernel, (*builders, *SPECTRA))
+  require_choice("config.kernel", config.kernel, (*builders, *SPECTRA))
   if config.kernel in builders:
     return builders[config.kernel]()
   return random_fourier(config.num_samples, config.kernel, config.length_scale)

@@ -26,8 +26,8 @@ _NOT_FINITE = 3
 
 def cache_folder() -> pathlib.Path:
   """Where downloads and compiled programs are kept between runs."""
-  home = os.environ.get("FEDBNR_CACHE_DIR") or pathlib.Path.home() / ".cache/fedbnr_jax"
-  return pathlib.Path(home)
+  home = os.environ.get("FEDBNR_CACHE_DIR") or "~/.cache/fedbnr_jax"
+  return pathlib.Path(home).expanduser()
 
 
 def set_up_jax() -> None:
@@ -122,5 +122,5 @@ def _one_line_warning(
   line: str | None = None,
 ) -> None:
   del filename, lineno, file, line
-  if issubclass(category, UserWarning):
+  if issubclass(category, UserWarning | RuntimeWarning):
     print(f"warning: {message}", file=sys.stderr)

@@ -14,11 +14,15 @@ from fedbnr_jax.data import read_table, write_table
 from fedbnr_jax.errors import InputError
 from launch import common
 
-_INPUT = flags.DEFINE_string("input", None, "Table to predict.", required=True)
-_OUTPUT = flags.DEFINE_string("output", None, "Table to write.", required=True)
+_INPUT = flags.DEFINE_string("input", None, "Table to predict.")
+_OUTPUT = flags.DEFINE_string("output", None, "Table to write.")
 
 
 def main() -> None:
+  if not _INPUT.value or not _OUTPUT.value:
+    raise InputError(
+      "--input and --output are needed: name the tables to read and write."
+    )
   predict(common.workdir(), _INPUT.value, _OUTPUT.value)
 
 

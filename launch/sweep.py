@@ -25,7 +25,7 @@ from tqdm import tqdm
 from fedbnr_jax import algorithms
 from fedbnr_jax import config as config_lib
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder
+from fedbnr_jax.records import RunFolder, usable
 from launch import common
 
 _WORKERS = flags.DEFINE_integer("workers", 0, "Runs at a time; 0: one a core.")
@@ -127,7 +127,7 @@ def write_results(
     state = {"status": "done", "reason": ""}
     if summary is None:
       state = {"status": "failed", "reason": failures[run.name]}
-    fields = {f"config.{name}": value for name, value in run.fields}
+    fields = {f"config.{name}": v for name, v in run.fields if name not in known}
     row = known | (summary or {}) | fields | state
     if len(run.counts) > 1:
       rows += [row | {"num_clients": count} for count in run.counts]
@@ -188,15 +188,15 @@ def sweep(
   failures: dict[str, str] = {}
   waiting = [run for run in runs if folders[run.name].summary() is None]
   results = workdir / "results.csv"
-  workdir.mkdir(parents=True, exist_ok=True)
-  write_results(results, runs, folders, failures)
-  with (
-    concurrent.futures.ThreadPoolExecutor(cores.qsize()) as pool,
-    tqdm(total=len(runs), initial=len(runs) - len(waiting), unit="run") as bar,
-  ):
-    futures = {
-      pool.submit(execute, run, folders[run.name], cores): run for run in waiting
-    }
+  with usable(workdir):
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_results(results, runs, folders, failures)
+  pool = concurrent.futures.ThreadPoolExecutor(cores.qsize())
+  bar = tqdm(total=len(runs), initial=len(runs) - len(waiting), unit="run")
+  futures = {
+    pool.submit(execute, run, folders[run.name], cores): run for run in waiting
+  }
+  try:
     for future in concurrent.futures.as_completed(futures):
       name = futures[future].name
       failure = future.result()
@@ -205,6 +205,10 @@ def sweep(
         tqdm.write(f"{name} failed: {failure}")
       write_results(results, runs, folders, failures)
       bar.update()
+  finally:
+    # On an interrupt, which the trainings under way get too, start no other.
+    pool.shutdown(cancel_futures=True)
+    bar.close()
   print(f"{len(runs) - len(failures)} of {len(runs)} runs done; see {results}")
   if failures:
     raise InputError(f"{len(failures)} runs failed: {', '.join(failures)}.")

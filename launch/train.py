@@ -12,7 +12,7 @@ from fedbnr_jax import config as config_lib
 from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax import training
 from fedbnr_jax.experiment import Experiment
-from fedbnr_jax.records import Record, RunFolder
+from fedbnr_jax.records import Record, RunFolder, usable
 from fedbnr_jax.report import run as report
 from launch import common
 
@@ -30,7 +30,13 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> None:
     print(f"{workdir}: this run is finished; its results are in summary.json.")
     return
   experiment = experiment_lib.build(config)
-  folder.claim(config)
+  with usable(folder.path):
+    run(experiment, folder)
+
+
+def run(experiment: Experiment, folder: RunFolder) -> None:
+  """Trains, and writes all files of the run."""
+  folder.claim(experiment.config)
   folder.claim_data(experiment.dataset)
   folder.write_preprocessing(experiment.preprocessor)
   program = training.jit(training.make_program(experiment))
@@ -39,12 +45,12 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> None:
   summary = training.summarise(experiment, result.history)
   report.write_figures(experiment, program, result, folder.figures)
   print(report.summary_text(summary))
-  if config.compare_clients:
-    alone = report.train_clients_alone(experiment, program)
+  if experiment.config.compare_clients and len(experiment.client_names) > 1:
+    alone = report.train_clients_alone(experiment, training.jit)
     print(report.comparison_text(experiment, result, alone))
     report.write_comparison(experiment, program, result, alone, folder.figures)
   folder.write_summary(summary)  # Last: it is what marks the run as finished.
-  print(f"written to {workdir}")
+  print(f"written to {folder.path}")
 
 
 class Progress:

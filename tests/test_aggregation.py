@@ -161,7 +161,7 @@ def test_distillation_descends_to_the_mean_of_the_clients_grams(warm_start):
     num_steps=4,
     alpha=2.0,
     min_noise_std=FLOOR,
-    warm_start=warm_start,
+    start=aggregation.mean() if warm_start else None,
   )
   broadcast = params[2]
   got = jax.jit(
@@ -191,7 +191,7 @@ def test_distillation_message_carries_parameters_only_for_a_warm_start():
       num_steps=1,
       alpha=1.0,
       min_noise_std=FLOOR,
-      warm_start=warm_start,
+      start=aggregation.mean() if warm_start else None,
     )
     message = aggregator.message(params[0], omega, rows[0], server)
     leaves[warm_start] = sum(leaf.size for leaf in jax.tree.leaves(message))

@@ -452,8 +452,6 @@ def spoken(tmp_path_factory) -> dict[str, tuple[int, str, str]]:
 
 @pytest.mark.parametrize("case", SHELL)
 def test_shell_says_one_line(spoken, case: str):
-  # fails for "config after a space": only --config=FILE is looked for, so it says
-  # that the config file '' does not exist.
   status, output, errors = spoken[case]
   assert status == 2, errors
   assert output == ""

@@ -94,7 +94,7 @@ def test_any_deal_order_and_padding_give_the_dense_posterior(seed, sigma, prior)
   scale = np.abs(dense[0]).max()
   np.testing.assert_allclose(mean, dense[0], rtol=1e-9, atol=1e-9 * scale)
   np.testing.assert_allclose(variance, dense[1], rtol=1e-9)
-  value = from_stats(total, sigma, prior)
+  value = from_stats(total, posterior(total, sigma, prior))
   expected = oracles.gp_nll(features, targets, sigma, prior)
   np.testing.assert_allclose(value, expected, rtol=1e-9, atol=1e-9 * N)
 

@@ -193,16 +193,31 @@ def test_training_goes_on_from_the_one_before(stopped, copy, damage):
   assert_ends_as_undisturbed(stopped, copy, result)
 
 
-def test_training_starts_anew_if_all_are_damaged(stopped, copy):
+@pytest.fixture
+def refused_and_kept(stopped, copy):
+  """Checks that training refuses to start, and that no file has changed."""
   experiment, program, _, _ = stopped
+
+  def check() -> None:
+    before = {path: path.stat().st_mtime_ns for path in copy.path.rglob("*")}
+    with pytest.raises(InputError, match=r"no checkpoint .* is sound"):
+      training.train(experiment, program, copy)
+    assert {path: path.stat().st_mtime_ns for path in copy.path.rglob("*")} == before
+
+  return check
+
+
+def test_nothing_is_discarded_if_all_are_damaged(copy, refused_and_kept):
   for number in (1, 2, 3):
     truncate(copy.checkpoints / str(number))
-  redone = []
   with pytest.warns(UserWarning, match="is damaged") as caught:
-    result = training.train(experiment, program, copy, redone.append)
+    refused_and_kept()
   assert len(caught) == 3
-  assert len(redone) == 5
-  assert_ends_as_undisturbed(stopped, copy, result)
+
+
+def test_nothing_is_discarded_if_the_metrics_are_gone(copy, refused_and_kept):
+  (copy.path / "metrics.csv").unlink()
+  refused_and_kept()
 
 
 def test_cut_row_is_made_anew_with_its_checkpoint(stopped, copy):

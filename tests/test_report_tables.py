@@ -5,6 +5,7 @@ import pytest
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.report import tables
+from launch import tables as launch_tables
 
 
 def _results(**changes):
@@ -67,3 +68,20 @@ def test_a_table_that_is_no_sweeps_is_refused(tmp_path, rows, word):
   pd.DataFrame(rows).to_csv(path, index=False)
   with pytest.raises(InputError, match=word):
     tables.read_results(path)
+
+
+def test_a_sweep_of_which_nothing_is_done_is_an_empty_table(tmp_path):
+  path = tmp_path / "results.csv"
+  keys = ("dataset", "num_clients", "method", "seed")
+  failed = {name: _results()[name] for name in keys} | {"status": "failed"}
+  pd.DataFrame([failed]).to_csv(path, index=False)
+  assert tables.beside_paper(tables.read_results(path)).empty
+
+
+def test_the_command_prints_the_table(tmp_path, capsys):
+  path = tmp_path / "results.csv"
+  pd.DataFrame([_results()]).to_csv(path, index=False)
+  launch_tables.show(path)
+  assert (
+    capsys.readouterr().out.splitlines()[2].startswith("| ccpp | 10 | fedbnr | 1 |")
+  )

@@ -7,7 +7,7 @@ import ml_collections
 
 from fedbnr_jax.algorithms import central, fedbnr
 from fedbnr_jax.algorithms.base import FederatedAlgorithm, RoundInfo, ServerState
-from fedbnr_jax.config import suggest
+from fedbnr_jax.config import require_choice
 
 
 class Method(NamedTuple):
@@ -27,7 +27,7 @@ METHODS: dict[str, Method] = {
 
 def method(name: str) -> Method:
   """Looks a method up by name."""
-  suggest("config.method", name, tuple(METHODS))
+  require_choice("config.method", name, tuple(METHODS))
   return METHODS[name]
 
 

@@ -25,7 +25,7 @@ class ServerState(struct.PyTreeNode):
 class RoundInfo(struct.PyTreeNode):
   """Diagnostics of a round; not carried."""
 
-  client_loss: jax.Array  # [K] after the last local step but one, nats per row.
+  client_loss: jax.Array  # [K] before the last local step, nats per row; or NaN.
   train_nll: jax.Array  # [] global negative log evidence per row.
   floats_up: jax.Array  # [] floats a client sends in the round.
   floats_down: jax.Array  # [] floats it receives.

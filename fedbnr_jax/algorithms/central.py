@@ -28,5 +28,5 @@ def central(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Method `central`."""
   changed = ml_collections.ConfigDict(config.to_dict())  # A copy without references.
-  changed.learning_rate = config.central.learning_rate
+  changed.learning_rate = config.central.learning_rate or config.learning_rate
   return central(fedbnr.from_config(changed))

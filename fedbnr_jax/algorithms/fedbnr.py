@@ -63,9 +63,11 @@ def fedbnr(
       log_noise_std=jnp.log(jnp.asarray(initial_noise_std, dtype)),
       log_prior_std=jnp.log(jnp.asarray(initial_prior_std, dtype)),
     )
-    return last_layer(
-      feature_map, params, feature_params.omega, federation, client_batch_size
+    omega = feature_params.omega
+    stats, posterior = last_layer(
+      feature_map, params, omega, federation, client_batch_size
     )
+    return ServerState(omega, params, stats, posterior, jnp.zeros((), jnp.int32))
 
   def round_fn(
     key: chex.PRNGKey, state: ServerState, federation: Federation
@@ -81,12 +83,18 @@ def fedbnr(
         min_noise_std,
         state.params,
       )
-      return aggregator.message(local, omega, rows, server), losses[-1]
+      message = aggregator.message(local, omega, rows, server)
+      # A divergence in the last step shows in the parameters only.
+      sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(local)]
+      loss_now = jnp.where(jnp.all(jnp.stack(sound)), losses[-1], jnp.nan)
+      return message, loss_now.astype(losses.dtype)
 
     total, client_loss = map_clients(client, federation.clients, client_batch_size)
     params = aggregator.combine(state.params, omega, total, server)
-    new = last_layer(feature_map, params, omega, federation, client_batch_size)
-    new = new.replace(num_rounds=state.num_rounds + 1)
+    stats, posterior = last_layer(
+      feature_map, params, omega, federation, client_batch_size
+    )
+    new = ServerState(omega, params, stats, posterior, state.num_rounds + 1)
     return new, _info(new, client_loss, aggregator.floats(params, server))
 
   def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -102,7 +110,7 @@ def last_layer(
   omega: Any,
   federation: Federation,
   client_batch_size: int | None,
-) -> ServerState:
+) -> tuple[blr.SufficientStats, blr.Posterior]:
   """Phase 2, merged: every client's statistics up, one posterior."""
 
   def client(rows: Clients) -> tuple[blr.SufficientStats, None]:
@@ -111,20 +119,12 @@ def last_layer(
   stats, _ = map_clients(client, federation.clients, client_batch_size)
   dtype = stats.gram.dtype
   noise_std, prior_std = params.noise_std.astype(dtype), params.prior_std.astype(dtype)
-  return ServerState(
-    omega=omega,
-    params=params,
-    stats=stats,
-    posterior=blr.posterior(stats, noise_std, prior_std),
-    num_rounds=jnp.zeros((), jnp.int32),
-  )
+  return stats, blr.posterior(stats, noise_std, prior_std)
 
 
 def _info(state: ServerState, client_loss: jax.Array, message_floats: int) -> RoundInfo:
-  posterior, stats = state.posterior, state.stats
-  nll = blr.negative_log_marginal_likelihood_from_stats(
-    stats, posterior.noise_std, posterior.prior_std
-  )
+  stats = state.stats
+  nll = blr.negative_log_marginal_likelihood_from_stats(stats, state.posterior)
   return RoundInfo(
     client_loss=client_loss,
     train_nll=nll / stats.count,
@@ -151,8 +151,7 @@ def _check_positive(**settings: float) -> None:
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Method `fedbnr`."""
-  aggregator = aggregation.mean(scales=config.mean.scales, by_rows=config.mean.by_rows)
-  return _with(config, aggregator)
+  return _with(config, _mean(config))
 
 
 def distilled_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
@@ -163,9 +162,13 @@ def distilled_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorit
     num_steps=config.kd.num_steps,
     alpha=config.kd.alpha,
     min_noise_std=config.min_noise_std,
-    warm_start=config.kd.warm_start,
+    start=_mean(config) if config.kd.warm_start else None,
   )
   return _with(config, aggregator)
+
+
+def _mean(config: ml_collections.ConfigDict) -> Aggregator:
+  return aggregation.mean(scales=config.mean.scales, by_rows=config.mean.by_rows)
 
 
 def _with(
@@ -179,5 +182,14 @@ def _with(
     initial_noise_std=config.initial_noise_std,
     initial_prior_std=config.initial_prior_std,
     min_noise_std=config.min_noise_std,
-    client_batch_size=config.client_batch_size or None,
+    client_batch_size=config.client_batch_size or _batch_size(config.hidden_size),
   )
+
+
+def _batch_size(hidden_size: int) -> int | None:
+  """All clients at once, or one where a wide layer's activations would leave the cache.
+
+  Measured on one CPU core: at width 200 both take the same time, at 2000 one at a time
+  takes two thirds.
+  """
+  return 1 if hidden_size > 200 else None

@@ -3,7 +3,7 @@
 Model: y = Φw + ε, w ~ N(0, λ²I), ε ~ N(0, σ²I), with features Φ [N, M], one row a
 data row. Everything is expressed by ρ = λ²/σ² and the Cholesky factor of
 B = I + ρ ΦᵀΦ (all eigenvalues ≥ 1), never by an inverse of A = B/λ². Quadratic
-forms are sums of squares (residual form), so they cannot turn negative.
+forms are written so that an error of the solution enters squared.
 """
 
 from fedbnr_jax.blr.evidence import fit_evidence

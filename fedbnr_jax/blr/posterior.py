@@ -28,7 +28,7 @@ def posterior(
   (num_features,) = stats.moment.shape
   chex.assert_shape(stats.gram, (num_features, num_features))
   dtype = stats.gram.dtype
-  noise_std, prior_std = jnp.asarray(noise_std, dtype), jnp.asarray(prior_std, dtype)
+  noise_std, prior_std = _scales(noise_std, prior_std, dtype)
   rho = (prior_std / noise_std) ** 2
   system = jnp.eye(num_features, dtype=dtype) + rho * stats.gram
   lower = guarded_cholesky(system)
@@ -67,19 +67,21 @@ def sample_weights(key: chex.PRNGKey, fitted: Posterior, num_samples: int) -> ja
 
 
 def negative_log_marginal_likelihood_from_stats(
-  stats: SufficientStats, noise_std: jax.Array, prior_std: jax.Array
+  stats: SufficientStats, fitted: Posterior
 ) -> jax.Array:
-  """The same likelihood from summed statistics; float64 statistics wanted.
+  """The marginal likelihood from summed statistics; float64 statistics wanted.
 
   The residual sum of squares t − 2bᵀw̄ + w̄ᵀSw̄ cancels where the fit is good, so in
   float32 prefer the form that has the features.
+
+  Args:
+    stats: Pooled statistics.
+    fitted: `posterior(stats, σ, λ)`, for the σ and λ in question.
   """
-  fitted = posterior(stats, noise_std, prior_std)
   mean = fitted.mean
   squares = stats.energy - 2.0 * jnp.dot(stats.moment, mean)
-  squares = jnp.maximum(
-    squares + jnp.dot(mean, jnp.matmul(stats.gram, mean, precision="highest")), 0.0
-  )
+  squares = squares + jnp.dot(mean, jnp.matmul(stats.gram, mean, precision="highest"))
+  squares = jnp.maximum(squares, 0.0)  # Which rounding may cross.
   quadratic = squares / fitted.noise_std**2 + jnp.sum(mean**2) / fitted.prior_std**2
   log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(fitted.cholesky)))
   log_noise = stats.count * jnp.log(2.0 * jnp.pi * fitted.noise_std**2)
@@ -90,11 +92,10 @@ def covariance(
   gram: jax.Array, noise_std: jax.Array | float, prior_std: jax.Array | float
 ) -> jax.Array:
   """Server, printed phase 2: A⁻¹ [M, M] from the summed scatter [M, M]."""
-  zeros = jnp.zeros_like(gram[0])
-  stats = SufficientStats(gram, zeros, zeros[0], zeros[0])
-  fitted = posterior(stats, noise_std, prior_std)
+  noise_std, prior_std = _scales(noise_std, prior_std, gram.dtype)
   identity = jnp.eye(gram.shape[0], dtype=gram.dtype)
-  return fitted.prior_std**2 * cho_solve((fitted.cholesky, True), identity)
+  lower = guarded_cholesky(identity + (prior_std / noise_std) ** 2 * gram)
+  return prior_std**2 * cho_solve((lower, True), identity)
 
 
 def partial_mean(
@@ -103,3 +104,9 @@ def partial_mean(
   """Client, printed phase 2: w̄_c = σ⁻² A⁻¹ Φ_cᵀy_c [M]; their sum is w̄."""
   weighted = jnp.matmul(covariance_, moment, precision="highest")
   return weighted / jnp.asarray(noise_std, moment.dtype) ** 2
+
+
+def _scales(
+  noise_std: jax.Array | float, prior_std: jax.Array | float, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+  return jnp.asarray(noise_std, dtype), jnp.asarray(prior_std, dtype)

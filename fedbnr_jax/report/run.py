@@ -4,15 +4,17 @@ import dataclasses
 import os
 import pathlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pandas as pd
 
+from fedbnr_jax import algorithms, training
 from fedbnr_jax import federation as federation_lib
-from fedbnr_jax import training
 from fedbnr_jax.experiment import Experiment
 from fedbnr_jax.report import figures
 
@@ -83,14 +85,25 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 
 def train_clients_alone(
-  experiment: Experiment, program: training.Program
+  experiment: Experiment,
+  transform: Callable[[training.Program], training.Program],
 ) -> list[training.Result | None]:
   """Trains each client on its own rows only, judged on the same rows as the others.
+
+  Args:
+    experiment: Of the global model.
+    transform: Applied to the program of a client alone, as `training.jit`.
 
   Returns:
     A result a client; None, with a warning, for one whose training diverged.
   """
   results: list[training.Result | None] = []
+  # Plain FedBNR, whatever the method: a client alone has no server and nobody else.
+  algorithm = algorithms.method("fedbnr").build(
+    ml_collections.ConfigDict(experiment.config.to_dict())
+  )
+  experiment = dataclasses.replace(experiment, algorithm=algorithm)
+  program = transform(training.make_program(experiment))
   for index, name in enumerate(experiment.client_names):
     alone = dataclasses.replace(
       experiment,

@@ -11,7 +11,7 @@ from fedbnr_jax.data import read_table
 from fedbnr_jax.errors import InputError
 
 _KEYS = ["dataset", "num_clients", "method"]
-_NEEDED = [*_KEYS, "seed", "status", "test_rmse", "min_test_rmse", "test_ece"]
+_SCORES = ["test_rmse", "min_test_rmse", "test_ece", "rounds", "seconds"]
 _PLACES = {
   "seeds": "{:.0f}",
   "test RMSE": "{:.3f}",
@@ -37,13 +37,14 @@ def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
   Raises:
     InputError: If it is not one, or has a run twice.
   """
-  raw = read_table(path)
-  missing = [name for name in _NEEDED if name not in raw.columns]
-  if missing:
-    raise InputError(
-      f"{path} is not a table of results: it has no column {missing[0]!r}."
-    )
-  results = pd.read_csv(path)
+  results = read_table(path)
+  for name in (*_KEYS, "seed", "status"):
+    if name not in results.columns:
+      raise InputError(f"{path} is no table of results: it lacks column {name!r}.")
+  # A sweep of which nothing is done yet has no scores.
+  results = results.reindex(columns=list(dict.fromkeys([*results.columns, *_SCORES])))
+  for name in ("num_clients", "seed", *_SCORES):
+    results[name] = pd.to_numeric(results[name].replace("", None))
   twice = results.duplicated([*_KEYS, "seed"])
   if twice.any():
     row = results[twice].iloc[0]
