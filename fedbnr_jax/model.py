@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -96,11 +95,6 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     checkpoints.close()
   if saved is None:
     raise InputError(f"{workdir} holds no sound checkpoint: train again.")
-  if folder.summary() is None:
-    warnings.warn(
-      f"the training in {workdir} is not finished: this is its best model so far.",
-      stacklevel=2,
-    )
   return Model(config, preprocessor, saved.best)
 
 

@@ -6,12 +6,15 @@ The output has the input's columns and mean, std, lower95 and upper95, in the
 target's unit, noise included.
 """
 
+import warnings
+
 import jax
 from absl import flags
 
 from fedbnr_jax import model
 from fedbnr_jax.data import read_table, write_table
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.records import RunFolder
 from launch import common
 
 _INPUT = flags.DEFINE_string("input", None, "Table to predict.")
@@ -29,6 +32,11 @@ def main() -> None:
 def predict(workdir: str, source: str, target: str) -> None:
   """Adds the predicted columns to the table `source` and writes it to `target`."""
   trained = model.load(workdir)
+  if RunFolder(workdir).summary() is None:
+    warnings.warn(
+      f"the training in {workdir} is not finished: this is its best model so far.",
+      stacklevel=2,
+    )
   table = read_table(source)
   predicted = trained.predict(table, transform=jax.jit)
   clash = [name for name in predicted.columns if name in table.columns]

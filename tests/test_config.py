@@ -89,8 +89,8 @@ def test_get_follows_dots():
 
 def test_near_name_is_suggested():
   with pytest.raises(InputError, match="did you mean 'sorted'"):
-    config_lib.suggest("config.partition", "Sortd", ("auto", "sorted"))
-  config_lib.suggest("config.partition", "auto", ("auto", "sorted"))
+    config_lib.require_choice("config.partition", "Sortd", ("auto", "sorted"))
+  config_lib.require_choice("config.partition", "auto", ("auto", "sorted"))
 
 
 def test_far_name_lists_the_choices_only():

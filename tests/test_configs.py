@@ -89,9 +89,10 @@ def test_unknown_argument_is_refused(argument: str, part: str):
 
 @pytest.mark.parametrize("variant", ["", "paper"])
 def test_every_run_of_the_paper_table_builds(variant: str):
-  runs = sweep.expand(paper_table.get_config(variant))
+  config = paper_table.get_config(variant)
+  runs = sweep.expand(config)
   # Five datasets, two client counts; central once for both.
-  assert len(runs) == 5 * (2 * 2 + 1)
+  assert len(runs) == 5 * (2 * 2 + 1) * len(config.grid.seed)
   for run in runs:
     path, _, argument = run.base.partition(":")
     assert path == "configs/uci.py"
