@@ -383,7 +383,7 @@ def test_unit_of_a_target_that_happens_to_have_unit_deviation():
 def test_other_method_name_reaches_the_summary(four):
   experiment, _, result = four
   central = dataclasses.replace(
-    experiment, config=tiny(method="central", num_clients=100)
+    experiment, config=tiny(method="central"), num_clients=100
   )
   summary = training.summarise(central, result.history)
   assert (summary["method"], summary["num_clients"]) == ("central", 100)

@@ -51,7 +51,7 @@ def fedbnr(
     initial_noise_std=initial_noise_std,
     initial_prior_std=initial_prior_std,
     min_noise_std=min_noise_std,
-    client_batch_size=client_batch_size or 1,
+    client_batch_size=1 if client_batch_size is None else client_batch_size,
   )
   loss = evidence_loss(feature_map)
 
