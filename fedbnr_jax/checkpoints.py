@@ -28,9 +28,10 @@ class Saved(NamedTuple):
 class Checkpoints:
   """The checkpoints in one folder; writing goes on while the next round runs.
 
-  A checkpoint is the list of arrays of both states, and a note of their types,
-  shapes and digest. It is read in the types it was written in, wherever that is:
-  with float64 disabled, JAX's own arrays would lose digits.
+  A checkpoint is one array of bytes, those of all arrays of both states, and a note of
+  their types, shapes and digest. Bytes are read as they were written, wherever that is:
+  with float64 disabled, JAX's own arrays would lose digits. One array is also quicker
+  to write than sixty, and when its file is damaged fails once, not sixty times.
   """
 
   def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -45,7 +46,8 @@ class Checkpoints:
       "arrays": [[str(leaf.dtype), list(leaf.shape)] for leaf in leaves],
     }
     arguments = ocp.args.Composite(
-      state=ocp.args.StandardSave(_by_number(leaves)), meta=ocp.args.JsonSave(note)
+      state=ocp.args.StandardSave({"bytes": _packed(leaves)}),
+      meta=ocp.args.JsonSave(note),
     )
     self._manager.save(saved.round, args=arguments)
 
@@ -78,14 +80,15 @@ class Checkpoints:
     return None
 
   def _read(self, step: int) -> list[np.ndarray]:
-    note = self._manager.restore(
-      step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+    arguments = ocp.args.Composite(meta=ocp.args.JsonRestore())
+    note = self._manager.restore(step, args=arguments).meta
+    wanted = [np.zeros(shape, dtype) for dtype, shape in note["arrays"]]
+    arguments = ocp.args.Composite(
+      state=ocp.args.StandardRestore({"bytes": _packed(wanted)})
     )
-    wanted = [np.zeros(shape, dtype) for dtype, shape in note.meta["arrays"]]
-    arguments = ocp.args.Composite(state=ocp.args.StandardRestore(_by_number(wanted)))
-    numbered = self._manager.restore(step, args=arguments).state
-    leaves = [np.asarray(numbered[name]) for name in sorted(numbered)]
-    if digest(leaves) != note.meta["digest"]:
+    packed = self._manager.restore(step, args=arguments).state["bytes"]
+    leaves = _unpacked(np.asarray(packed), wanted)
+    if digest(leaves) != note["digest"]:
       raise ValueError("its digest does not match its arrays")
     return leaves
 
@@ -119,8 +122,19 @@ def digest(tree: Any) -> str:
   return total.hexdigest()
 
 
-def _by_number(leaves: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-  return {f"{index:04d}": leaf for index, leaf in enumerate(leaves)}
+def _packed(leaves: Sequence[np.ndarray]) -> np.ndarray:
+  """The bytes of all arrays, one after another."""
+  return np.concatenate([np.frombuffer(leaf.tobytes(), np.uint8) for leaf in leaves])
+
+
+def _unpacked(packed: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+  """The arrays that `_packed` was given, of the types and shapes of `like`."""
+  ends = np.cumsum([leaf.nbytes for leaf in like])
+  parts = np.split(packed, ends[:-1])
+  return [
+    np.frombuffer(part.tobytes(), leaf.dtype).reshape(leaf.shape)
+    for part, leaf in zip(parts, like, strict=True)
+  ]
 
 
 def _shaped(leaves: Sequence[np.ndarray], like: Any, directory: Any) -> tuple[Any, Any]:

@@ -22,11 +22,6 @@ from tests.runs import (
   tiny,
 )
 
-# What TensorStore has to say of a damaged file may come after its listener is gone.
-pytestmark = pytest.mark.filterwarnings(
-  "ignore::pytest.PytestUnraisableExceptionWarning"
-)
-
 
 def tree(number: int) -> dict:
   rng = np.random.default_rng(number)
