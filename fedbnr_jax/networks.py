@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedbnr_jax.perceptron import hidden_then_linear
+
 
 class Extractor(nn.Module):
   """f: fully connected ReLU layers of one width, then a linear map to the latent space.
 
   The last layer has no bias: it would only rotate the phases of the random
   Fourier features, so its gradient is zero and Adam would move it on rounding
-  noise.
+  noise. It is stored as [latent, s], which its gradient likes.
   """
 
   hidden_size: int
@@ -21,10 +23,21 @@ class Extractor(nn.Module):
   param_dtype: jnp.dtype = jnp.float32
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:  # [D] -> [latent]
-    for _ in range(self.num_hidden_layers):
+  def __call__(self, x: jax.Array) -> jax.Array:  # [N, D] -> [N, latent]
+    for _ in range(self.num_hidden_layers - 1):
       x = nn.relu(nn.Dense(self.hidden_size, param_dtype=self.param_dtype)(x))
-    return nn.Dense(self.latent_size, use_bias=False, param_dtype=self.param_dtype)(x)
+    size, dtype = self.hidden_size, self.param_dtype
+    kernel = self.param(
+      "kernel", nn.initializers.lecun_normal(), (x.shape[-1], size), dtype
+    )
+    bias = self.param("bias", nn.initializers.zeros, (size,), dtype)
+    output = self.param(
+      "output",
+      nn.initializers.lecun_normal(in_axis=-1, out_axis=-2),
+      (self.latent_size, size),
+      dtype,
+    )
+    return hidden_then_linear(x, kernel, bias, output)
 
 
 class Shifter(nn.Module):

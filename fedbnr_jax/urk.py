@@ -21,12 +21,16 @@ from flax import struct
 from fedbnr_jax import networks
 from fedbnr_jax.config import require_choice
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.sincos import cos_sin
 
 # One ω and one x, both without a batch axis: (θ, ω, x [D]) -> [d] or [].
 RandomFeature = Callable[[Any, Any, jax.Array], jax.Array]
 # Draws ω for inputs of the shape and dtype of x: (key, x [D]) -> pytree.
 SampleOmega = Callable[[chex.PRNGKey, jax.Array], Any]
 InitTheta = Callable[[chex.PRNGKey, Any, jax.Array], Any]
+# What a network makes of all rows at once: (θ, ω [S, ...], x [N, D]) -> [N, E], or
+# [N, S, E] where each sample sees a row in its own way.
+Embed = Callable[[Any, Any, jax.Array], jax.Array]
 
 SPECTRA = ("gaussian", "laplacian", "cauchy", "matern12", "matern32", "matern52")
 
@@ -50,6 +54,7 @@ def from_function(
   sample_omega: SampleOmega,
   num_samples: int,
   init_theta: InitTheta | None = None,
+  embed: Embed | None = None,
 ) -> FeatureMap:
   """Lifts `g`, written for one ω and one x, to rows and S samples.
 
@@ -58,6 +63,8 @@ def from_function(
     sample_omega: Draws one ω, given a key and one row x [D].
     num_samples: S, the number of draws; at least 2.
     init_theta: Makes θ from a key, one ω and one x [D]; without it θ is empty.
+    embed: A network that wants all rows at once; `g` then sees what it makes of x in
+      place of x.
 
   Returns:
     A feature map with M = d·S features.
@@ -78,18 +85,15 @@ def from_function(
     chex.assert_rank(x, 2)
     # What depends on x alone is computed once for all samples, and what depends
     # on ω alone once for all rows: vmap batches only what it must.
-    over_samples = jax.vmap(g, in_axes=(None, 0, None), out_axes=-1)
+    rows = x if embed is None else embed(params.theta, params.omega, x)
+    by_sample = None if rows.ndim == 2 else 0
+    over_samples = jax.vmap(g, in_axes=(None, 0, by_sample), out_axes=-1)
     over_rows = jax.vmap(over_samples, in_axes=(None, None, 0))
-    features = over_rows(params.theta, params.omega, x)  # [N, d, S] or [N, S]
+    features = over_rows(params.theta, params.omega, rows)  # [N, d, S] or [N, S]
     scale = jnp.asarray(num_samples - 1, features.dtype) ** -0.5
     return features.reshape(x.shape[0], -1) * scale
 
   return FeatureMap(init, apply)
-
-
-def cos_sin(phase: jax.Array) -> jax.Array:
-  """[] -> [2]: the real random Fourier feature of one phase."""
-  return jnp.stack([jnp.cos(phase), jnp.sin(phase)])
 
 
 def sample_spectrum(key: chex.PRNGKey, spectrum: str, x: jax.Array) -> jax.Array:
@@ -135,7 +139,7 @@ def random_fourier(
     return {"log_length_scale": jnp.log(jnp.asarray(length_scale, x.dtype))}
 
   def g(theta: Any, omega: jax.Array, x: jax.Array) -> jax.Array:
-    return cos_sin(jnp.dot(omega, x * jnp.exp(-theta["log_length_scale"])))
+    return cos_sin(jnp.dot(x * jnp.exp(-theta["log_length_scale"]), omega))
 
   return from_function(g, sample_omega, num_samples, init_theta)
 
@@ -226,17 +230,21 @@ def deep(
     key_f, key_h = jax.random.split(key)
     extractor, shifter = modules(x.dtype)
     return {
-      "extractor": extractor.init(key_f, x)["params"],
+      "extractor": extractor.init(key_f, x[None])["params"],
       "shifter": shifter.init(key_h, omega)["params"],
     }
 
-  def g(theta: Any, omega: jax.Array, x: jax.Array) -> jax.Array:
-    extractor, shifter = modules(x.dtype)
-    latent: Any = extractor.apply({"params": theta["extractor"]}, x)
-    frequency: Any = shifter.apply({"params": theta["shifter"]}, omega)
-    return cos_sin(jnp.dot(frequency, latent))
+  def embed(theta: Any, omega: jax.Array, x: jax.Array) -> jax.Array:
+    del omega
+    latent: Any = modules(x.dtype)[0].apply({"params": theta["extractor"]}, x)
+    return latent
 
-  return from_function(g, sample_omega, num_samples, init_theta)
+  def g(theta: Any, omega: jax.Array, latent: jax.Array) -> jax.Array:
+    shifter = modules(latent.dtype)[1]
+    frequency: Any = shifter.apply({"params": theta["shifter"]}, omega)
+    return cos_sin(jnp.dot(latent, frequency))  # Rows first: [N, S] once lifted.
+
+  return from_function(g, sample_omega, num_samples, init_theta, embed)
 
 
 def replicate(
@@ -282,15 +290,21 @@ def replicate(
 
   def init_theta(key: chex.PRNGKey, omega: Any, x: jax.Array) -> Any:
     del omega
-    return {"extractor": extractor(x.dtype).init(key, x)["params"]}
+    return {"extractor": extractor(x.dtype).init(key, x[None])["params"]}
 
-  def g(theta: Any, omega: Any, x: jax.Array) -> jax.Array:
-    noise = omega["noise"]
-    copy = x * (1.0 + noise) if policy == "multiply" else x + noise
-    latent: Any = extractor(x.dtype).apply({"params": theta["extractor"]}, copy)
-    return cos_sin(jnp.dot(omega["frequency"], latent) / length_scale)
+  def embed(theta: Any, omega: Any, x: jax.Array) -> jax.Array:
+    noise = omega["noise"][None, :, :]  # [1, S, D]
+    rows = x[:, None, :]
+    copies = rows * (1.0 + noise) if policy == "multiply" else rows + noise
+    flat = copies.reshape(-1, x.shape[1])
+    latent: Any = extractor(x.dtype).apply({"params": theta["extractor"]}, flat)
+    return latent.reshape(*copies.shape[:2], latent_size)
 
-  return from_function(g, sample_omega, num_samples, init_theta)
+  def g(theta: Any, omega: Any, latent: jax.Array) -> jax.Array:
+    del theta
+    return cos_sin(jnp.dot(latent, omega["frequency"]) / length_scale)
+
+  return from_function(g, sample_omega, num_samples, init_theta, embed)
 
 
 def from_config(config: ml_collections.ConfigDict) -> FeatureMap:

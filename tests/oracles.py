@@ -31,6 +31,26 @@ def gp_nll(features, targets, noise_std, prior_std):
   return 0.5 * (len(targets) * np.log(2 * np.pi) + log_det + quadratic)
 
 
+def gp_gradient(features, targets, noise_std, prior_std):
+  """Derivatives of `gp_nll` in Φ, y, σ, λ, in the singular basis: no large inverse."""
+  features, targets = np.asarray(features, float), np.asarray(targets, float)
+  noise_std, prior_std = float(noise_std), float(prior_std)
+  left, values, right = np.linalg.svd(features, full_matrices=False)
+  spectrum = prior_std**2 * values**2 + noise_std**2
+  inside = left.T @ targets
+  outside = targets - left @ inside
+  solved = left @ (inside / spectrum) + outside / noise_std**2
+  weights = right.T @ (values * inside / spectrum)
+  trace = np.sum(1 / spectrum) + (len(targets) - len(values)) / noise_std**2
+  shrunk = (left * (values / spectrum)) @ right
+  return (
+    prior_std**2 * (shrunk - np.outer(solved, weights)),
+    solved,
+    noise_std * (trace - solved @ solved),
+    prior_std * (np.sum(values**2 / spectrum) - weights @ weights),
+  )
+
+
 def gp_predict(features, targets, query, noise_std, prior_std):
   """Mean and variance of y at query features by conditioning the joint Gaussian."""
   features, targets = np.asarray(features, float), np.asarray(targets, float)

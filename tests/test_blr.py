@@ -10,6 +10,7 @@ import scipy.optimize
 from hypothesis import strategies as st
 
 from fedbnr_jax import blr
+from fedbnr_jax.blr import likelihood
 from tests import oracles
 
 N, M = 30, 8
@@ -299,6 +300,208 @@ def test_float32_factor_exists_for_a_very_smooth_kernel(num_rows, x64_off):
   features, targets = _fourier(num_rows, 100, 10.0, num_inputs=2)
   value = nll(features, targets, 0.01, 10.0)
   assert np.isfinite(value)
+
+
+# -------------------------------------------- float32 features, float64 factor
+
+
+value_and_gradient = jax.jit(
+  jax.value_and_grad(blr.negative_log_marginal_likelihood, EVERY)
+)
+
+
+def _collapsed(num_rows, num_features, seed=0):
+  """Rows that are nearly one and the same, and targets that are nearly constant."""
+  rng = np.random.default_rng(seed)
+  row = _fourier(2, num_features, 1.0, seed)[0][:1]
+  features = row + 1e-4 * rng.normal(size=(num_rows, num_features))
+  targets = 1.0 + 0.01 * rng.normal(size=num_rows)
+  return features.astype(np.float32), targets.astype(np.float32)
+
+
+ROWS = {"fourier": lambda n, m: _fourier(n, m, 1.5), "collapsed": _collapsed}
+
+
+def _noise_std(features, prior_std, rounding):
+  """The σ at which the bound on float32's rounding has this value."""
+  trace = np.sum(features.astype(float) ** 2)
+  return np.float32(prior_std * np.sqrt(np.finfo("f").eps * trace / rounding))
+
+
+def _error(got, exact, least=0.0):
+  """Relative, of the norm, which counts as no smaller than `least`."""
+  exact = np.asarray(exact, float)
+  difference = np.linalg.norm(np.asarray(got, float) - exact)
+  return difference / max(np.linalg.norm(exact), least)
+
+
+def _errors(got, features, targets, noise_std, prior_std):
+  """Relative errors of value, ∂Φ, ∂y, ∂σ, ∂λ.
+
+  Value and slopes in σ, λ are differences and may vanish: then they are compared with
+  a nat per row and with what one row or one weight adds.
+  """
+  sigma, prior = float(noise_std), float(prior_std)
+  arguments = features, targets, sigma, prior
+  exact = oracles.gp_nll(*arguments), *oracles.gp_gradient(*arguments)
+  least = (len(targets), 0.0, 0.0, 1 / sigma, 1 / prior)
+  triples = zip((got[0], *got[1]), exact, least, strict=True)
+  return np.array([_error(*triple) for triple in triples])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradient_oracle_is_the_dense_autodiff(shape):
+  arguments = jax.tree.map(jnp.asarray, (*oracles.rows(*shape, 3), SIGMA, LAMBDA))
+  expected = dense_gradient(*arguments)
+  chex.assert_trees_all_close(oracles.gp_gradient(*arguments), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("num_rows", [332, 34], ids=["primal", "dual"])
+@pytest.mark.parametrize("prior", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("share", [0.9, 0.01], ids=["just_below", "far_below"])
+def test_mixed_precision_holds_below_its_bound(rows, num_rows, prior, share):
+  features, targets = ROWS[rows](num_rows, 100)
+  sigma = _noise_std(features, prior, share * likelihood._MAX_ROUNDING)
+  arguments = features, targets, sigma, np.float32(prior)
+  errors = _errors(value_and_gradient(*arguments), *arguments)
+  if rows == "collapsed":  # Measured: 1.1e-3 for the features, 1.1e-4 for the rest.
+    assert errors[1] < 4 * likelihood._MAX_ROUNDING
+    assert np.all(np.delete(errors, 1) < likelihood._MAX_ROUNDING)
+  else:
+    assert np.all(errors < 2e-5)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("num_rows", [332, 34], ids=["primal", "dual"])
+@pytest.mark.parametrize("sigma, prior", [(1e-3, 3.0), (1e-3, 10.0), (0.02, 1.0)])
+def test_float64_takes_over_where_noise_is_small(rows, num_rows, sigma, prior):
+  features, targets = ROWS[rows](num_rows, 100)
+  arguments = features, targets, np.float32(sigma), np.float32(prior)
+  assert sigma < _noise_std(features, prior, likelihood._MAX_ROUNDING)
+  errors = _errors(value_and_gradient(*arguments), *arguments)
+  assert np.all(errors < 1e-6)
+
+
+def test_slope_in_the_noise_survives_weights_that_explain_every_row():
+  """N − γ is a trace of 1e-4 beside N = 34."""
+  features = _fourier(34, 100, 1.0)[0]
+  arguments = features, np.zeros(34, np.float32), np.float32(1e-3), np.float32(10.0)
+  exact = oracles.gp_gradient(*arguments)[2]
+  assert 1e-6 < exact * 1e-3 < 1e-3
+  assert _error(gradient(*arguments)[2], exact) < 1e-5
+
+
+def test_slope_in_the_features_survives_a_small_rank():
+  """Most of B⁻¹ is the identity, which its product with the features must cancel."""
+  rng = np.random.default_rng(0)
+  features = rng.normal(size=(90, 3)) @ rng.normal(size=(3, 100)) / 17.0
+  targets = features @ rng.normal(size=100) + 1e-3 * rng.normal(size=90)
+  arguments = *(a.astype(np.float32) for a in (features, targets)), 1e-3, 10.0
+  arguments = jax.tree.map(np.float32, arguments)
+  assert _errors(value_and_gradient(*arguments), *arguments)[1] < 1e-4
+
+
+def _always_exact(monkeypatch, arguments):
+  with monkeypatch.context() as patch:
+    patch.setattr(likelihood, "_MAX_ROUNDING", 0.0)
+    fresh = jax.grad(lambda *a: blr.negative_log_marginal_likelihood(*a), EVERY)
+    return jax.jit(fresh)(*arguments)
+
+
+@pytest.mark.parametrize("num_rows", [60, 12], ids=["primal", "dual"])
+def test_the_bound_decides_between_the_routes(num_rows, monkeypatch):
+  features, targets = _fourier(num_rows, 20, 1.5)
+  for share, mixed in ((0.9, True), (1.1, False)):
+    sigma = _noise_std(features, 1.0, share * likelihood._MAX_ROUNDING)
+    arguments = features, targets, sigma, np.float32(1.0)
+    exact = _always_exact(monkeypatch, arguments)
+    same = jax.tree.map(np.array_equal, gradient(*arguments), exact)
+    assert same[0] != mixed
+
+
+def _clients(num_rows, num_features, extreme):
+  """Three clients [3, ...] with their own scales; the second one extreme or not."""
+  features, targets = zip(
+    *[_fourier(num_rows, num_features, 1.5, seed) for seed in range(3)], strict=True
+  )
+  sigma = np.array([1.0, 1e-3 if extreme else 0.8, 2.0], np.float32)
+  return np.stack(features), np.stack(targets), sigma, np.ones(3, np.float32)
+
+
+@pytest.mark.parametrize("num_rows", [60, 12], ids=["primal", "dual"])
+@pytest.mark.parametrize("extreme", [False, True])
+def test_batch_with_and_without_an_extreme_client_is_a_loop(num_rows, extreme):
+  clients = _clients(num_rows, 20, extreme)
+  got = jax.jit(jax.vmap(value_and_gradient))(*clients)
+  for k in range(3):
+    client = [a[k] for a in clients]
+    mine = jax.tree.map(lambda leaf, k=k: leaf[k], got)
+    assert np.all(_errors(mine, *client) < 1e-4)
+    chex.assert_trees_all_close(mine, value_and_gradient(*client), rtol=1e-3, atol=1e-3)
+
+
+def _count_choices(jaxpr):
+  """Branches on data; those on the platform inside JAX have one output each."""
+  here = sum(e.primitive.name == "cond" and len(e.outvars) > 1 for e in jaxpr.eqns)
+  inner = [p.jaxpr for e in jaxpr.eqns for p in e.params.values() if hasattr(p, "eqns")]
+  return here + sum(map(_count_choices, inner))
+
+
+def test_shared_scales_and_a_batch_of_batches_make_one_choice():
+  features, targets, *_ = _clients(12, 20, extreme=False)
+  features, targets = (np.stack([a, a[::-1]]) for a in (features, targets))
+  scales = np.float32(0.5), np.float32(1.0)
+  axes = (0, 0, None, None)
+  nested = jax.vmap(jax.vmap(value_and_gradient, axes), axes)
+  # With a choice for each client both routes would run, and none be left.
+  assert _count_choices(jax.make_jaxpr(nested)(features, targets, *scales).jaxpr) == 1
+  got = jax.jit(nested)(features, targets, *scales)
+  for i, j in np.ndindex(2, 3):
+    mine = jax.tree.map(lambda leaf, i=i, j=j: leaf[i, j], got)
+    assert np.all(_errors(mine, features[i, j], targets[i, j], *scales) < 1e-4)
+
+
+def test_descent_in_a_scan_crosses_from_one_route_to_the_other():
+  """σ shrinks from step to step; a loop outside of jit is the oracle."""
+  features, targets = _fourier(60, 20, 1.5)
+  limit = _noise_std(features, 1.0, likelihood._MAX_ROUNDING)
+  sigmas = (limit * np.array([4, 2, 1.1, 0.9, 0.1, 0.01])).astype(np.float32)
+
+  def step(features, sigma):
+    value, slopes = value_and_gradient(features, targets, sigma, jnp.float32(1.0))
+    return features - 1e-5 * slopes[0], value
+
+  scanned, values = jax.jit(lambda f: jax.lax.scan(step, f, sigmas))(features)
+  wide, expected = features.astype(float), []
+  for sigma in sigmas:
+    expected.append(oracles.gp_nll(wide, targets, float(sigma), 1.0))
+    wide = wide - 1e-5 * oracles.gp_gradient(wide, targets, sigma, 1.0)[0]
+  np.testing.assert_allclose(values, expected, rtol=1e-4)
+  assert _error(np.asarray(scanned) - features, wide - features) < 1e-3
+
+
+@pytest.mark.parametrize("num_rows", [60, 12], ids=["primal", "dual"])
+def test_hessian_vector_product_of_float32_features_is_the_dense_one(num_rows):
+  features, targets = map(jnp.asarray, _fourier(num_rows, 20, 1.5))
+  vector = np.random.default_rng(7).normal(size=features.shape)
+
+  def product(fn, dtype):
+    f, t, v = (jnp.asarray(a, dtype) for a in (features, targets, vector))
+    slope = jax.grad(lambda f: fn(f, t, jnp.asarray(0.5, dtype), jnp.asarray(1, dtype)))
+    return jax.jit(jax.grad(lambda f: jnp.sum(slope(f) * v)))(f)
+
+  got = product(blr.negative_log_marginal_likelihood, jnp.float32)
+  expected = product(_dense_nll, jnp.float64)
+  assert got.dtype == jnp.float32
+  assert _error(got, expected) < 1e-4
+
+
+@pytest.mark.parametrize("num_rows", [332, 34], ids=["primal", "dual"])
+def test_gradient_without_float64_holds_in_reasonable_cases(num_rows, x64_off):
+  arguments = *_fourier(num_rows, 100, 1.5), np.float32(0.3), np.float32(1.0)
+  errors = _errors(value_and_gradient(*arguments), *arguments)
+  assert np.all(errors < 1e-5)
 
 
 # -------------------------------------------------------------------- posterior

@@ -233,6 +233,43 @@ def test_lift_of_a_users_feature_is_a_double_loop(seed):
   np.testing.assert_allclose(got, slow.reshape(5, -1), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.parametrize("by_sample", [False, True], ids=["shared", "own"])
+def test_feature_sees_what_the_embedding_makes_of_the_rows(by_sample):
+  """[N, E] is one embedding for all ω, [N, S, E] one for each."""
+  omega = np.array([1.0, 2.0, 4.0])
+
+  def embed(theta, omega, x):
+    del theta
+    rows = jnp.concatenate([x, x**2], 1)
+    return rows[:, None, :] + omega[None, :, None] if by_sample else rows
+
+  feature_map = urk.from_function(
+    lambda theta, omega, rows: jnp.stack([omega * rows[0], jnp.sum(rows)]),
+    lambda key, x: jnp.zeros((), x.dtype),
+    3,
+    embed=embed,
+  )
+  params = feature_map.init(KEY, jnp.asarray(X)).replace(omega=jnp.asarray(omega))
+  slow = np.zeros((len(X), 2, 3))
+  for n, row in enumerate(X):
+    for s in range(3):
+      seen = np.concatenate([row, row**2]) + by_sample * omega[s]
+      slow[n, :, s] = omega[s] * seen[0], np.sum(seen)
+  slow = slow.reshape(len(X), -1) / np.sqrt(2)
+  np.testing.assert_allclose(
+    feature_map.apply(params, jnp.asarray(X)), slow, rtol=1e-12, atol=1e-12
+  )
+
+
+@pytest.mark.parametrize("name", FOURIER)
+def test_float32_features_are_the_float64_ones_rounded(name):
+  feature_map = _built(name)
+  wide = feature_map.init(KEY, jnp.asarray(X))
+  narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), wide)
+  got = feature_map.apply(narrow, jnp.asarray(X, jnp.float32))
+  np.testing.assert_allclose(got, feature_map.apply(wide, jnp.asarray(X)), atol=1e-4)
+
+
 def test_scalar_feature_gives_one_column_a_sample():
   feature_map = urk.from_function(
     lambda theta, omega, x: omega * x[0], lambda key, x: jnp.sum(x) * 0 + 2.0, 3
@@ -282,7 +319,8 @@ def test_deep_kernel_is_a_double_loop_over_both_networks():
   extractor, shifter = networks.Extractor(8, 4), networks.Shifter(5, 0.5)
   slow = np.zeros((len(X), 2, 3))
   for n, row in enumerate(X):
-    latent = extractor.apply({"params": params.theta["extractor"]}, jnp.asarray(row))
+    rows = jnp.asarray(row)[None]
+    (latent,) = extractor.apply({"params": params.theta["extractor"]}, rows)
     for s, omega in enumerate(params.omega):
       frequency = shifter.apply({"params": params.theta["shifter"]}, omega)
       phase = np.asarray(frequency) @ np.asarray(latent)
@@ -305,7 +343,8 @@ def test_replicate_sees_a_copy_of_the_row_for_each_sample(policy):
     for s in range(3):
       noise = np.asarray(params.omega["noise"][s])
       copy = row * (1 + noise) if policy == "multiply" else row + noise
-      latent = extractor.apply({"params": params.theta["extractor"]}, jnp.asarray(copy))
+      rows = jnp.asarray(copy)[None]
+      (latent,) = extractor.apply({"params": params.theta["extractor"]}, rows)
       phase = np.asarray(params.omega["frequency"][s]) @ np.asarray(latent) / 2.0
       slow[n, :, s] = np.cos(phase), np.sin(phase)
   slow = slow.reshape(len(X), -1) / np.sqrt(2)

@@ -49,7 +49,8 @@ class _Solution(struct.PyTreeNode):
   residual: jax.Array  # [N] y − Φw̄.
   quadratic: jax.Array  # [] σ² yᵀ(λ²ΦΦᵀ + σ²I)⁻¹y = ‖y − Φw̄‖² + ‖w̄‖²/ρ.
   log_det: jax.Array  # [] log|B|.
-  half_inverse: jax.Array  # [m, m] L⁻¹, m = min(N, M).
+  inverse_trace: jax.Array  # [] tr B⁻¹ or tr C⁻¹, of the system that was factored.
+  shrunk: jax.Array  # [N, M] Φ B⁻¹ = C⁻¹ Φ, in the features' type.
 
 
 _product = partial(jnp.matmul, precision="highest")
@@ -60,55 +61,161 @@ def _uses_dual(features: jax.Array) -> bool:
   return num_rows < num_features
 
 
+def _gram(features: jax.Array) -> jax.Array:
+  """The smaller of ΦΦᵀ and ΦᵀΦ."""
+  if _uses_dual(features):
+    return _product(features, features.T)
+  return _product(features.T, features)
+
+
 def _solve(features: jax.Array, targets: jax.Array, rho: jax.Array) -> _Solution:
-  """Factors the smaller of B = I + ρΦᵀΦ and C = I + ρΦΦᵀ and solves for w̄.
-
-  Float64 where it is enabled: ρ times the Gram's rounding errors must stay below the
-  identity, and float32 loses that as soon as σ is small beside λ. There it makes do
-  with one step of iterative refinement, and with quadratic forms in which the error
-  of the solution enters squared.
-  """
+  """Factors the smaller of B = I + ρΦᵀΦ and C = I + ρΦΦᵀ and solves for w̄."""
   dtype = statistics_dtype()
-  features, targets, rho = (a.astype(dtype) for a in (features, targets, rho))
+  if dtype == jnp.float32:
+    return _solve_alone(*(a.astype(dtype) for a in (features, targets, rho)))
+  if features.dtype == dtype:
+    return _solve_exactly(features, targets, rho)
+  return _solve_either(features, targets, rho)
+
+
+# How much of the identity in I + ρG the rounding of float32 products may eat, as a
+# bound that only a collapsed kernel reaches: its gradient is off by three times as
+# much in the worst case found, that of others by far less.
+_MAX_ROUNDING = 4e-3
+
+
+@jax.custom_jvp
+def _solve_either(features: jax.Array, targets: jax.Array, rho: jax.Array) -> _Solution:
+  """Narrow features where float64 is enabled: mixed precision as far as it goes."""
+  return _choose(features, targets, rho)
+
+
+@_solve_either.defjvp
+def _solve_either_jvp(
+  primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[_Solution, _Solution]:
+  """For second derivatives, which no training takes; a choice cannot be transposed."""
+  return jax.jvp(_solve_exactly, primals, tangents)
+
+
+@jax.custom_batching.custom_vmap
+def _choose(features: jax.Array, targets: jax.Array, rho: jax.Array) -> _Solution:
+  """Float32 products as long as ρ times their rounding stays far below the identity.
+
+  Float32 loses that as soon as σ is small beside λ. Any leading axes, and one choice
+  for all of them: a choice for each client would compute both.
+  """
+  mixed, exact = _solve_mixed, _solve_exactly
+  for _ in range(rho.ndim):
+    mixed, exact = jax.vmap(mixed), jax.vmap(exact)
+  trace = jnp.sum(features**2, axis=(-2, -1))  # Bounds the norm of G.
+  rounding = jnp.finfo(features.dtype).eps * jnp.max(rho * trace)
+  return jax.lax.cond(rounding < _MAX_ROUNDING, mixed, exact, features, targets, rho)
+
+
+@_choose.def_vmap
+def _choose_batch(
+  axis_size: int, in_batched: list[bool], *arguments: jax.Array
+) -> tuple[_Solution, _Solution]:
+  batch = [
+    argument if batched else jnp.broadcast_to(argument, (axis_size, *argument.shape))
+    for argument, batched in zip(arguments, in_batched, strict=True)
+  ]
+  solution = _choose(*batch)
+  return solution, jax.tree.map(lambda _: True, solution)
+
+
+def _solve_exactly(
+  features: jax.Array, targets: jax.Array, rho: jax.Array
+) -> _Solution:
+  """All of it in float64."""
+  wide = (a.astype(jnp.float64) for a in (features, targets, rho))
+  solution = _solve_mixed(*wide)
+  return solution.replace(shrunk=solution.shrunk.astype(features.dtype))
+
+
+def _solve_mixed(features: jax.Array, targets: jax.Array, rho: jax.Array) -> _Solution:
+  """Products with the features in their own type, the small system in float64."""
+  dtype = features.dtype
+  wide, wide_rho = partial(jnp.asarray, dtype=jnp.float64), rho.astype(jnp.float64)
+  factor = _factored(jnp.linalg.cholesky, wide(_gram(features)), wide_rho)
+  if _uses_dual(features):
+    residual = factor.solve(wide(targets))  # C⁻¹y = y − Φw̄
+    back = wide(_product(residual.astype(dtype), features))
+    # Its maximum over all residuals is the quadratic form.
+    quadratic = jnp.dot(2.0 * wide(targets) - residual, residual) - wide_rho * jnp.sum(
+      back**2
+    )
+    weights = wide_rho * back
+  else:
+    weights = wide_rho * factor.solve(wide(_product(targets, features)))
+    residual = wide(targets - _product(features, weights.astype(dtype)))
+    # Its minimum over all weights is the quadratic form.
+    quadratic = jnp.sum(residual**2) + jnp.sum(weights**2) / wide_rho
+  return factor.solution(features, weights, residual, quadratic)
+
+
+def _solve_alone(features: jax.Array, targets: jax.Array, rho: jax.Array) -> _Solution:
+  """Float32 and nothing else: a factor that always exists, one step of refinement.
+
+  The quadratic forms are such that the error of the solution enters squared.
+  """
   dual = _uses_dual(features)
-  gram = _product(features, features.T) if dual else _product(features.T, features)
-  identity = jnp.eye(gram.shape[0], dtype=dtype)
-  # In float64 no ρ that training can reach makes the plain factor fail.
-  factor = jnp.linalg.cholesky if dtype == jnp.float64 else guarded_cholesky
-  lower = factor(identity + rho * gram)
-  # Its product with the features is a GEMM, several times faster than
-  # triangular solves with as many right-hand sides.
-  half_inverse = solve_triangular(lower, identity, lower=True)
-  log_det = 2.0 * jnp.sum(jnp.log(jnp.diagonal(lower)))
+  factor = _factored(guarded_cholesky, _gram(features), rho)
 
-  def refined(system: Callable[[jax.Array], jax.Array], b: jax.Array) -> jax.Array:
-    def solve(vector: jax.Array) -> jax.Array:
-      return _product(half_inverse.T, _product(half_inverse, vector))
-
-    solution = solve(b)
-    if dtype == jnp.float64:
-      return solution
-    return solution + solve(b - system(solution))
+  def refined(b: jax.Array) -> jax.Array:
+    solution = factor.solve(b)
+    if dual:
+      product = _product(features, _product(features.T, solution))
+    else:
+      product = _product(features.T, _product(features, solution))
+    return solution + factor.solve(b - solution - rho * product)
 
   if dual:
-
-    def times_c(vector: jax.Array) -> jax.Array:
-      return vector + rho * _product(features, _product(features.T, vector))
-
-    residual = refined(times_c, targets)  # C⁻¹y = y − Φw̄
+    residual = refined(targets)
     back = _product(features.T, residual)
-    # Its maximum over all residuals is the quadratic form.
     quadratic = jnp.dot(2.0 * targets - residual, residual) - rho * jnp.sum(back**2)
-    return _Solution(rho * back, residual, quadratic, log_det, half_inverse)
+    weights = rho * back
+  else:
+    weights = refined(rho * _product(features.T, targets))
+    residual = targets - _product(features, weights)
+    quadratic = jnp.sum(residual**2) + jnp.sum(weights**2) / rho
+  return factor.solution(features, weights, residual, quadratic)
 
-  def times_b(vector: jax.Array) -> jax.Array:
-    return vector + rho * _product(features.T, _product(features, vector))
 
-  weights = refined(times_b, rho * _product(features.T, targets))
-  residual = targets - _product(features, weights)
-  # Its minimum over all weights is the quadratic form.
-  quadratic = jnp.sum(residual**2) + jnp.sum(weights**2) / rho
-  return _Solution(weights, residual, quadratic, log_det, half_inverse)
+class _Factor(struct.PyTreeNode):
+  """(I + ρG)⁻¹ = half_inverseᵀ · half_inverse."""
+
+  half_inverse: jax.Array  # [m, m]
+  log_det: jax.Array  # []
+
+  def solve(self, b: jax.Array) -> jax.Array:
+    return _product(self.half_inverse.T, _product(self.half_inverse, b))
+
+  def solution(
+    self,
+    features: jax.Array,
+    weights: jax.Array,
+    residual: jax.Array,
+    quadratic: jax.Array,
+  ) -> _Solution:
+    inverse_trace = jnp.sum(self.half_inverse**2)
+    half = self.half_inverse.astype(features.dtype)
+    inverse = _product(half.T, half)
+    dual = _uses_dual(features)
+    shrunk = _product(inverse, features) if dual else _product(features, inverse)
+    return _Solution(weights, residual, quadratic, self.log_det, inverse_trace, shrunk)
+
+
+def _factored(
+  cholesky: Callable[[jax.Array], jax.Array], gram: jax.Array, rho: jax.Array
+) -> _Factor:
+  identity = jnp.eye(gram.shape[0], dtype=gram.dtype)
+  lower = cholesky(identity + rho * gram)
+  # Its product with the features is a GEMM, several times faster than triangular
+  # solves with as many right-hand sides.
+  half_inverse = solve_triangular(lower, identity, lower=True)
+  return _Factor(half_inverse, 2.0 * jnp.sum(jnp.log(jnp.diagonal(lower))))
 
 
 def _nll_value(
@@ -148,24 +255,21 @@ def _nll_jvp(
   rho = (prior_std / noise_std) ** 2
   solution = _solve(features, targets, rho)
   value = _nll_value(solution, noise_std, count)
-  half = solution.half_inverse
-  effective = (half.shape[0] - jnp.sum(half**2)).astype(noise_std.dtype)
-  # From here on precision is not at stake: the network's own will do.
-  half = half.astype(features.dtype)
-  inverse = _product(half.T, half)
-  weights = solution.weights.astype(features.dtype)
-  residual = solution.residual.astype(features.dtype)
-  shrunk = (  # Φ B⁻¹ = C⁻¹ Φ
-    _product(inverse, features) if _uses_dual(features) else _product(features, inverse)
-  )
-  by_targets = residual / noise_std**2
-  by_features = rho * shrunk - by_targets[:, None] * weights[None, :]
-  by_noise = (count - effective - jnp.dot(residual, by_targets)) / noise_std
-  by_prior = (effective - jnp.sum(weights**2) / prior_std**2) / prior_std
+  dtype, wide = features.dtype, solution.residual.dtype
+  by_targets = solution.residual.astype(dtype) / noise_std**2
+  outer = by_targets[:, None] * solution.weights.astype(dtype)[None, :]
+  by_features = rho * solution.shrunk - outer
+  # Differences of near equals: as wide as the solution is, whole numbers first.
+  sigma, prior = noise_std.astype(wide), prior_std.astype(wide)
+  size, trace = min(features.shape), solution.inverse_trace  # γ = size − trace
+  misfit = jnp.sum((solution.residual / sigma) ** 2)
+  length = jnp.sum((solution.weights / prior) ** 2)
+  by_noise = (count.astype(wide) - size + trace - misfit) / sigma
+  by_prior = (size - trace - length) / prior
   tangent = (
     jnp.sum(by_features * d_features)
     + jnp.dot(by_targets, d_targets)
-    + by_noise * d_noise
-    + by_prior * d_prior
+    + by_noise.astype(dtype) * d_noise
+    + by_prior.astype(dtype) * d_prior
   )
   return value, tangent

@@ -1,0 +1,64 @@
+"""Cosine and sine of a phase as one vectorised function, several times XLA's speed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# π/2 in three parts, the first two short enough that their product with a whole
+# number below 2¹⁵ is exact in float32 (Cody and Waite).
+_HALF_PI = (1.5703125, 4.837512969970703e-4, 7.549789948768648e-8)
+# Minimax polynomials in r² on |r| ≤ π/4.
+_SIN = (-1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)
+_COS = (4.166664568298827e-2, -1.388731625493765e-3, 2.443315711809948e-5)
+
+
+@jax.custom_jvp
+def cos_sin(phase: jax.Array) -> jax.Array:
+  """[...] -> [2, ...]: cos and sin.
+
+  In float32 by one range reduction and two short polynomials, with errors below 1e-7
+  for |phase| < 5·10⁴; beyond, where float32 phases lose their meaning anyway, results
+  stay within [−1, 1]. Other types take XLA's functions.
+  """
+  if phase.dtype != jnp.float32:
+    return jnp.stack([jnp.cos(phase), jnp.sin(phase)])
+  # A quarter turn apart. Stacking two results would make XLA branch on every element.
+  ahead = np.array([1.0, 0.0], np.float32).reshape(2, *(1,) * phase.ndim)
+  return _sine(phase[None], jnp.asarray(ahead))
+
+
+@cos_sin.defjvp
+def _cos_sin_jvp(
+  primals: tuple[jax.Array], tangents: tuple[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+  (phase,), (change,) = primals, tangents
+  value = cos_sin(phase)
+  return value, jnp.stack([-value[1] * change, value[0] * change])
+
+
+def _sine(phase: jax.Array, ahead: jax.Array) -> jax.Array:
+  """sin(phase + ahead·π/2) in float32, for ahead 0 or 1."""
+  turns = jnp.round(phase * np.float32(2.0 / np.pi))
+  rest = phase
+  for part in _HALF_PI:
+    rest = rest - turns * np.float32(part)
+  # A large phase may round to the turn next to its own; the polynomials bear that.
+  limit = np.float32(np.pi / 4.0 * (1.0 + 1e-2))
+  rest = jnp.clip(rest, -limit, limit)
+  square = rest * rest
+  sine = rest + rest * square * _horner(_SIN, square)
+  cosine = 1.0 - 0.5 * square + square * square * _horner(_COS, square)
+  # The remainder is taken while it is a float: huge phases do not fit an integer.
+  quadrant = turns + ahead
+  quadrant = quadrant - 4.0 * jnp.floor(quadrant * np.float32(0.25))
+  odd = (quadrant == 1.0) | (quadrant == 3.0)
+  sine, cosine, odd = jnp.broadcast_arrays(sine, cosine, odd)
+  value = jnp.where(odd, cosine, sine)
+  return jnp.where(quadrant >= 2.0, -value, value)
+
+
+def _horner(coefficients: tuple[float, ...], x: jax.Array) -> jax.Array:
+  value = jnp.full_like(x, coefficients[-1])
+  for coefficient in reversed(coefficients[:-1]):
+    value = value * x + np.float32(coefficient)
+  return value
