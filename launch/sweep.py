@@ -1,20 +1,22 @@
-"""Runs a grid of trainings, one pinned process a core, into one table.
+"""Runs a grid of trainings, one pinned worker a core, into one table.
 
 python -m launch.sweep --config=configs/paper_table.py --workdir=runs/paper_table
 
-Every run has its own folder under `workdir/runs`; a second start skips what is
-finished and takes up what was stopped. `results.csv` is rewritten after every run.
+Every run has its own folder under `workdir/runs`, and what it printed in
+`workdir/logs`; a second start skips what is finished and takes up what was stopped.
+`results.csv` is rewritten after every run.
 """
 
-import concurrent.futures
+import collections
 import dataclasses
 import importlib.util
 import itertools
 import os
 import pathlib
-import queue
-import subprocess
+import shlex
 import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 import ml_collections
@@ -25,12 +27,15 @@ from tqdm import tqdm
 from fedbnr_jax import algorithms
 from fedbnr_jax import config as config_lib
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder, usable
+from fedbnr_jax.records import RunFolder, as_json, usable
 from launch import common
+from launch import worker as worker_lib
+from launch.worker import Job, Worker, WorkerDiedError, WorkerStartError
 
-_WORKERS = flags.DEFINE_integer("workers", 0, "Runs at a time; 0: one a core.")
+_WORKERS = flags.DEFINE_string("workers", "auto", "Runs at a time; auto: one a core.")
 
 _ROOT = pathlib.Path(__file__).parent.parent
+_MAX_DEATHS = 3  # Of workers over one run; then it has failed.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Run:
     return "_".join(part for part in parts if part).replace("/", "-").replace(",", "-")
 
   def command(self, workdir: pathlib.Path) -> list[str]:
+    """What trains this run alone."""
     overrides = [f"--config.{name}={value}" for name, value in self.fields]
     return [
       *(sys.executable, "-m", "launch.train"),
@@ -139,36 +145,86 @@ def write_results(
     os.replace(part, path)
 
 
-def execute(run: Run, folder: RunFolder, cores: "queue.Queue[int]") -> str | None:
-  """Trains in a process of its own on a free core; returns why it failed, if it did."""
-  core = cores.get()
-  try:
-    folder.path.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-      run.command(folder.path),
-      capture_output=True,
-      text=True,
-      env=os.environ | {"FEDBNR_CORE": str(core)},  # See launch/__init__.py.
-      cwd=_ROOT,
-      check=False,
+def parse_workers(text: str) -> int:
+  """The number of workers that --workers asks for."""
+  if text == "auto":
+    return len(common.available_cores())
+  if not text.isdecimal() or int(text) < 1:
+    raise InputError(f"--workers is {text!r}: give 'auto' or a number from 1 on.")
+  return int(text)
+
+
+class Schedule:
+  """Which run is waiting, trained by which worker, done, or failed."""
+
+  def __init__(self, waiting: Sequence[Run], workers: Sequence[Worker]) -> None:
+    self.failures: dict[str, str] = {}  # Of a run's name: why.
+    self.running: dict[Future[str | None], tuple[Run, Worker]] = {}
+    self._waiting = collections.deque(waiting)
+    self._idle = collections.deque(workers)
+    self._num_deaths: collections.Counter[Run] = collections.Counter()
+
+  @property
+  def num_left(self) -> int:
+    return len(self._waiting) + len(self.running)
+
+  def start(self, job_of: Callable[[Run], Job]) -> None:
+    """Gives every idle worker a run, as far as there are any."""
+    while self._waiting and self._idle:
+      run, worker = self._waiting.popleft(), self._idle.popleft()
+      self.running[worker.submit(job_of(run))] = run, worker
+
+  def settle(self, future: "Future[str | None]") -> None:
+    """Takes notice of the end of a run, or of its worker."""
+    run, worker = self.running.pop(future)
+    try:
+      failure = future.result()
+    except WorkerStartError as error:
+      tqdm.write(f"a worker is given up, for it cannot start ({error})")
+      self._waiting.appendleft(run)
+      if not self._idle and not self.running:
+        raise InputError(f"no worker can start ({error}).") from error
+      return
+    except WorkerDiedError as error:
+      self._num_deaths[run] += 1
+      if self._num_deaths[run] < _MAX_DEATHS:
+        tqdm.write(f"{run.name}: its worker died ({error}) and is replaced")
+        self._waiting.appendleft(run)
+        failure = None
+      else:
+        failure = f"its worker died {_MAX_DEATHS} times (at last {error})"
+    self._idle.append(worker)
+    if failure is not None:
+      self.failures[run.name] = failure
+      tqdm.write(f"{run.name} failed: {failure}")
+
+
+class Progress:
+  """One line: runs done, the time left, failures so far, and what runs now."""
+
+  def __init__(self, num_runs: int, num_done: int) -> None:
+    text = (
+      "{percentage:3.0f}% {n_fmt}/{total_fmt} runs [{elapsed}<{remaining}{postfix}]"
     )
-    if done.returncode == 0:
-      return None
-    lines = done.stderr.strip().splitlines()
-    return lines[-1] if lines else f"exit status {done.returncode}"
-  finally:
-    cores.put(core)
+    # Runs end irregularly, so the mean over all tells more than the last few.
+    self._bar = tqdm(total=num_runs, initial=num_done, bar_format=text, smoothing=0)
+    # Between two changes the clock goes on, but only where lines can be rewritten.
+    self.pause = 1.0 if sys.stderr.isatty() else None
 
+  def show(self, schedule: Schedule) -> None:
+    """Tells where things stand."""
+    self._bar.n = (self._bar.total or 0) - schedule.num_left
+    names = ", ".join(run.name for run, _ in schedule.running.values())
+    now = f"; now {names}" if names else ""
+    self._bar.set_postfix_str(f"{len(schedule.failures)} failed{now}")
 
-def available_cores() -> list[int]:
-  """The cores that this process may use."""
-  if hasattr(os, "sched_getaffinity"):  # Linux.
-    return sorted(os.sched_getaffinity(0))
-  return list(range(os.cpu_count() or 1))
+  def close(self) -> None:
+    self._bar.close()
 
 
 def main() -> None:
-  sweep(common.config(), pathlib.Path(common.workdir()).absolute(), _WORKERS.value)
+  num_workers = parse_workers(_WORKERS.value)
+  sweep(common.config(), pathlib.Path(common.workdir()).absolute(), num_workers)
 
 
 def sweep(
@@ -181,37 +237,44 @@ def sweep(
     raise InputError("two points of the grid have the same name: see config.grid.")
   for run, whole in runs.items():
     folders[run.name].check(whole)
-  available = available_cores()
-  cores: queue.Queue[int] = queue.Queue()
-  for index in range(num_workers or len(available)):
-    cores.put(available[index % len(available)])
-  failures: dict[str, str] = {}
   waiting = [run for run in runs if folders[run.name].summary() is None]
-  results = workdir / "results.csv"
+  logs, results = workdir / "logs", workdir / "results.csv"
+  cores = common.available_cores()
+  workers = [
+    Worker(cores[index % len(cores)], logs / f"worker-{index}.log")
+    for index in range(min(num_workers, len(waiting)))
+  ]
+  schedule = Schedule(waiting, workers)
+
+  def job(run: Run) -> Job:
+    path = folders[run.name].path
+    log = logs / f"{run.name}.log"
+    command = shlex.join(run.command(path))
+    return Job(as_json(runs[run]), str(path), str(log), command)
+
   with usable(workdir):
-    workdir.mkdir(parents=True, exist_ok=True)
-    write_results(results, runs, folders, failures)
-  pool = concurrent.futures.ThreadPoolExecutor(cores.qsize())
-  bar = tqdm(total=len(runs), initial=len(runs) - len(waiting), unit="run")
-  futures = {
-    pool.submit(execute, run, folders[run.name], cores): run for run in waiting
-  }
+    for folder in (workdir / "runs", logs):
+      folder.mkdir(parents=True, exist_ok=True)
+    write_results(results, runs, folders, schedule.failures)
+  progress = Progress(len(runs), len(runs) - len(waiting))
   try:
-    for future in concurrent.futures.as_completed(futures):
-      name = futures[future].name
-      failure = future.result()
-      if failure is not None:
-        failures[name] = failure
-        tqdm.write(f"{name} failed: {failure}")
-      write_results(results, runs, folders, failures)
-      bar.update()
+    while schedule.num_left:
+      schedule.start(job)
+      progress.show(schedule)
+      for future in wait(schedule.running, progress.pause, FIRST_COMPLETED).done:
+        schedule.settle(future)
+        with usable(workdir):
+          write_results(results, runs, folders, schedule.failures)
+    progress.show(schedule)
   finally:
-    # On an interrupt, which the trainings under way get too, start no other.
-    pool.shutdown(cancel_futures=True)
-    bar.close()
+    worker_lib.stop(workers)
+    progress.close()
+  failures = schedule.failures
   print(f"{len(runs) - len(failures)} of {len(runs)} runs done; see {results}")
   if failures:
-    raise InputError(f"{len(failures)} runs failed: {', '.join(failures)}.")
+    raise InputError(
+      f"{len(failures)} runs failed: {', '.join(failures)}; their logs are in {logs}."
+    )
 
 
 if __name__ == "__main__":

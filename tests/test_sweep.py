@@ -1,15 +1,24 @@
 """A grid of runs: expanded, resumed, and written down whatever becomes of them."""
 
+import os
 import pathlib
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import Future
 
 import ml_collections
 import pandas as pd
 import pytest
 
+from fedbnr_jax import model
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
-from launch import sweep
-from tests.runs import SUMMARY
+from launch import sweep, worker
+from tests.runs import SUMMARY, assert_refused, assert_same_bits, timeless
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 KEY = ["num_clients", "method", "seed"]
 
@@ -44,20 +53,35 @@ def small(**fields: tuple) -> ml_collections.ConfigDict:
 
 
 def without_training(monkeypatch, fail: tuple[str, ...] = ()) -> list[str]:
-  """Lets runs write a summary only; gives the names of those executed."""
-  executed = []
+  """Lets runs write a summary only; gives the names of those trained."""
+  trained = []
 
-  def execute(run: sweep.Run, folder: RunFolder, cores: object) -> str | None:
-    executed.append(run.name)
-    if any(part in run.name for part in fail):
-      return "error: no luck"
-    fields = {"num_clients": 2, "method": "fedbnr", "seed": 0} | dict(run.fields)
-    folder.claim(sweep.config_of(run.base, dict(run.fields)))
-    folder.write_summary({"dataset": "made", "test_rmse": 0.5} | fields)
-    return None
+  class Pretender:
+    def __init__(self, core: int, log: pathlib.Path) -> None:
+      pass
 
-  monkeypatch.setattr(sweep, "execute", execute)
-  return executed
+    def submit(self, job: worker.Job) -> Future[str | None]:
+      name = pathlib.Path(job.workdir).name
+      trained.append(name)
+      result: Future[str | None] = Future()
+      if any(part in name for part in fail):
+        result.set_result("error: no luck")
+        return result
+      folder, config = RunFolder(job.workdir), ml_collections.ConfigDict(job.config)
+      folder.claim(config)
+      fields = {name: config[name] for name in KEY}
+      folder.write_summary({"dataset": "made", "test_rmse": 0.5} | fields)
+      result.set_result(None)
+      return result
+
+    def close(self) -> None:
+      pass
+
+    def end(self, deadline: float) -> None:
+      pass
+
+  monkeypatch.setattr(sweep, "Worker", Pretender)
+  return trained
 
 
 def results(workdir: pathlib.Path) -> pd.DataFrame:
@@ -109,18 +133,18 @@ def test_empty_grid_is_refused():
 
 
 def test_unknown_method_is_refused_before_anything_runs(tmp_path, monkeypatch):
-  executed = without_training(monkeypatch)
+  trained = without_training(monkeypatch)
   with pytest.raises(InputError, match="did you mean 'fedbnr'"):
     sweep.sweep(grid(method=("fedbnr", "fedbrn")), tmp_path / "s", 1)
-  assert executed == []
+  assert trained == []
 
 
 # ------------------------------------------------------------- one training for real
 
 
 def test_done_and_failed_runs_stand_in_the_table(tmp_path, capsys):
-  # One training for all client counts, and one that fails: 5 rows are too few.
-  config = small(num_clients=(2, 3), method=("central",), data__num_rows=(40, 5))
+  # One training that fails, 5 rows are too few, and then one for all client counts.
+  config = small(num_clients=(2, 3), method=("central",), data__num_rows=(5, 40))
   with pytest.raises(InputError, match="1 runs failed") as caught:
     sweep.sweep(config, tmp_path, 1)
   assert "num_rows=5" in str(caught.value)
@@ -128,6 +152,7 @@ def test_done_and_failed_runs_stand_in_the_table(tmp_path, capsys):
   assert set(table.columns) >= SUMMARY | {"status", "reason"}
   done, failed = (table[table["status"] == word] for word in ("done", "failed"))
   assert len(table) == 4
+  assert list(table["status"]) == ["failed", "failed", "done", "done"]
   assert list(done["num_clients"]) == list(failed["num_clients"]) == [2, 3]
   assert set(done["method"]) == set(failed["method"]) == {"central"}
   assert done["test_rmse"].nunique() == 1
@@ -152,6 +177,233 @@ def test_done_and_failed_runs_stand_in_the_table(tmp_path, capsys):
   assert list(results(tmp_path)["test_rmse"]) == list(rmse)
 
 
+# ----------------------------------------------------------- workers and their deaths
+
+# Python runs a sitecustomize.py on its path at every start. This one lets something
+# happen to a run of each seed as it opens a file to write it for the n-th time.
+MISHAPS = """
+import os, shutil, signal, sys
+
+FOLDER = os.path.dirname(__file__)
+
+def die_once(metrics):
+  copy = os.path.join(FOLDER, "metrics_at_death.csv")
+  if not os.path.exists(copy):
+    shutil.copy(metrics, copy)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def print_an_answer(metrics):
+  os.write(1, b'{"reason": "only noise"}\\n')
+
+def meet_a_bug(metrics):
+  raise RuntimeError("what nobody\\nforesaw")
+
+def die_always(metrics):
+  os._exit(7)
+
+MISHAPS = {
+  ("_seed=0", "metrics.csv", 3): die_once,
+  ("_seed=1", "metrics.csv", 1): print_an_answer,
+  ("_seed=2", "metrics.csv", 1): meet_a_bug,
+  ("_seed=3", "config.json.tmp", 1): die_always,
+}
+num_opened = {}
+
+def watch(event, arguments):
+  if event == "open" and isinstance(arguments[0], str) and arguments[1] in ("a", "w"):
+    path = arguments[0]
+    num_opened[path] = num_opened.get(path, 0) + 1
+    for (seed, name, number), mishap in MISHAPS.items():
+      if path.endswith(seed + "/" + name) and num_opened[path] == number:
+        mishap(path)
+
+if "launch.worker" in sys.orig_argv:
+  sys.addaudithook(watch)
+"""
+
+
+def on_start(patch: pytest.MonkeyPatch, folder: pathlib.Path, code: str) -> None:
+  """Has every Python that is started from now on run the code first."""
+  folder.mkdir()
+  (folder / "sitecustomize.py").write_text(code)
+  before = os.environ.get("PYTHONPATH", "")
+  patch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{before}")
+
+
+@pytest.fixture(scope="module")
+def mishaps(tmp_path_factory) -> tuple[pathlib.Path, str, str]:
+  """A sweep of one worker over five seeds; gives its folder, output and last word."""
+  workdir = tmp_path_factory.mktemp("mishaps")
+  config = small(num_rounds=(4,), patience=(4,), seed=(0, 1, 2, 3, 4))
+  with pytest.MonkeyPatch.context() as patch:
+    on_start(patch, workdir / "hook", MISHAPS)
+    written: list[str] = []
+    patch.setattr(sweep.tqdm, "write", written.append)
+    with pytest.raises(InputError) as caught:
+      sweep.sweep(config, workdir, 1)
+  return workdir, "\n".join(written), str(caught.value)
+
+
+def folder_of(workdir: pathlib.Path, seed: int) -> pathlib.Path:
+  (folder,) = (workdir / "runs").glob(f"*_seed={seed}")
+  return folder
+
+
+def log_of(workdir: pathlib.Path, seed: int) -> str:
+  (log,) = (workdir / "logs").glob(f"*_seed={seed}.log")
+  return log.read_text()
+
+
+def test_a_worker_killed_is_replaced_and_its_run_goes_on(mishaps):
+  workdir, written, _ = mishaps
+  lines = [line for line in written.splitlines() if "seed=0" in line]
+  assert len(lines) == 1
+  assert "killed by SIGKILL" in lines[0]
+  # Rounds from before, whose seconds tell them from the same made anew.
+  before = (workdir / "hook" / "metrics_at_death.csv").read_text().splitlines()
+  after = (folder_of(workdir, 0) / "metrics.csv").read_text().splitlines()
+  assert len(before) == 3
+  assert len(after) == 5
+  assert before[:2] == after[:2]
+
+
+def test_a_run_that_kills_its_workers_fails_and_others_go_on(mishaps):
+  workdir, written, error = mishaps
+  table = results(workdir).set_index("seed")
+  assert list(table["status"]) == ["done", "done", "failed", "failed", "done"]
+  assert "exit status 7" in table["reason"][3]
+  assert "3 times" in table["reason"][3]
+  assert len([line for line in written.splitlines() if "seed=3" in line]) == 3
+  assert log_of(workdir, 3).count("$ ") == 3
+  assert error.startswith("2 runs failed:")
+  assert "seed=2" in error
+  assert "seed=3" in error
+
+
+def test_a_bug_is_told_in_one_line_and_its_traceback_kept(mishaps):
+  workdir, written, _ = mishaps
+  reason = results(workdir).set_index("seed")["reason"][2]
+  assert reason.startswith("RuntimeError: what nobody foresaw; see ")
+  assert "Traceback" not in written
+  log = log_of(workdir, 2)
+  assert "Traceback" in log
+  assert "meet_a_bug" in log
+
+
+def test_what_a_run_prints_is_in_its_log_and_is_no_answer(mishaps):
+  workdir, _, _ = mishaps
+  log = log_of(workdir, 1)
+  assert "launch.train --config=configs/default.py" in log.splitlines()[0]
+  assert "only noise" in log
+  assert "test RMSE" in log
+  assert (folder_of(workdir, 1) / "summary.json").exists()
+
+
+def test_a_run_of_a_sweep_is_that_of_the_program_alone(mishaps, tmp_path):
+  workdir, _, _ = mishaps
+  swept, alone = folder_of(workdir, 1), tmp_path / "alone"
+  (run,) = sweep.expand(small(num_rounds=(4,), patience=(4,), seed=(1,)))
+  subprocess.run(run.command(alone), cwd=ROOT, capture_output=True, check=True)
+  names = [
+    sorted(str(path.relative_to(folder)) for path in folder.glob("*/*"))
+    for folder in (swept, alone)
+  ]
+  assert names[0] == names[1]
+  for name in ("config.json", "data.json", "preprocessing.json"):
+    assert (swept / name).read_bytes() == (alone / name).read_bytes()
+  for path in (alone / "figures").iterdir():
+    assert (swept / "figures" / path.name).read_bytes() == path.read_bytes()
+  one, other = RunFolder(swept), RunFolder(alone)
+  assert timeless(one.metrics()) == timeless(other.metrics())
+  assert timeless([one.summary()]) == timeless([other.summary()])
+  assert_same_bits(model.load(swept).state, model.load(alone).state)
+
+
+def test_workers_that_cannot_start_are_given_up(tmp_path, monkeypatch):
+  on_start(monkeypatch, tmp_path / "hook", 'raise SystemExit("no such luck")')
+  with pytest.raises(InputError, match=r"no worker can start .*no such luck"):
+    sweep.sweep(small(seed=(0, 1, 2)), tmp_path, 2)
+  assert not list((tmp_path / "runs").iterdir())
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "two", "", "AUTO", "1e3"])
+def test_bad_number_of_workers_is_refused(text: str):
+  assert_refused(lambda: sweep.parse_workers(text), "--workers", repr(text), "auto")
+
+
+def test_number_of_workers():
+  assert sweep.parse_workers("3") == 3
+  assert sweep.parse_workers("auto") == len(sweep.available_cores())
+
+
+# -------------------------------------------------------------------- the sweep stopped
+
+PROGRAM = """
+import ml_collections
+def get_config():
+  config = ml_collections.ConfigDict(%s)
+  config.base, config.arguments = "configs/default.py", ()
+  return config
+"""
+
+
+def started(workdir: pathlib.Path, num_rounds: int) -> subprocess.Popen[str]:
+  """A sweep as from the shell, in a process group of its own, past two rounds."""
+  config = small(num_rounds=(num_rounds,), patience=(num_rounds,))
+  file = workdir / "sweep.py"
+  file.write_text(PROGRAM % {"grid": config.grid.to_dict()})
+  program = subprocess.Popen(
+    [sys.executable, "-m", "launch.sweep", f"--config={file}"]
+    + [f"--workdir={workdir}", "--workers=1"],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    process_group=0,
+  )
+  while not list(workdir.glob("runs/*/checkpoint/2")):
+    assert program.poll() is None, program.communicate()[0]
+    time.sleep(0.05)
+  return program
+
+
+def wait_for_the_group_to_end(group: int) -> None:
+  """Waits until no process of a group is left, or fails."""
+  for _ in range(200):
+    try:
+      os.killpg(group, 0)
+    except ProcessLookupError:
+      return
+    time.sleep(0.05)
+  os.killpg(group, signal.SIGKILL)
+  pytest.fail("a worker has outlived its sweep by ten seconds")
+
+
+def test_a_sweep_stopped_by_the_keyboard_stops_at_once_and_keeps_its_rounds(tmp_path):
+  program = started(tmp_path, 100_000)
+  begin = time.monotonic()
+  os.killpg(program.pid, signal.SIGINT)
+  output = program.communicate(timeout=60)[0]
+  assert time.monotonic() - begin < 10
+  wait_for_the_group_to_end(program.pid)
+  assert program.returncode == 130
+  assert output.count("error: stopped") == 1
+  assert "died" not in output
+  for text in (output, *(log.read_text() for log in tmp_path.glob("logs/*"))):
+    assert "Traceback" not in text
+  (folder,) = (RunFolder(path) for path in (tmp_path / "runs").iterdir())
+  names = [path.name for path in folder.checkpoints.iterdir()]
+  kept = max(int(name) for name in names if name.isdecimal())
+  assert kept >= len(folder.metrics()) - 1
+
+
+def test_workers_end_when_their_sweep_is_killed(tmp_path):
+  program = started(tmp_path, 100_000)
+  program.kill()
+  program.communicate()
+  wait_for_the_group_to_end(program.pid)
+
+
 # -------------------------------------------------------------------- the table alone
 
 
@@ -166,14 +418,14 @@ def test_one_row_for_each_point(tmp_path, monkeypatch):
 
 
 def test_only_what_is_missing_is_run(tmp_path, monkeypatch):
-  executed = without_training(monkeypatch)
+  trained = without_training(monkeypatch)
   config = grid(num_clients=(2, 4), seed=(0, 1))
   sweep.sweep(config, tmp_path, 1)
-  assert len(executed) == 4
-  executed.clear()
+  assert len(trained) == 4
+  trained.clear()
   (tmp_path / "runs" / "num_clients=4_seed=0" / "summary.json").unlink()
   sweep.sweep(config, tmp_path, 1)
-  assert executed == ["num_clients=4_seed=0"]
+  assert trained == ["num_clients=4_seed=0"]
   assert len(results(tmp_path)) == 4
 
 
@@ -183,9 +435,9 @@ def test_failed_run_is_tried_again(tmp_path, monkeypatch):
   with pytest.raises(InputError, match="seed=1"):
     sweep.sweep(config, tmp_path, 1)
   assert list(results(tmp_path)["status"]) == ["done", "failed"]
-  executed = without_training(monkeypatch)
+  trained = without_training(monkeypatch)
   sweep.sweep(config, tmp_path, 1)
-  assert len(executed) == 1
+  assert len(trained) == 1
   assert list(results(tmp_path)["status"]) == ["done", "done"]
 
 
@@ -200,23 +452,20 @@ def test_failed_run_names_its_dataset(tmp_path, monkeypatch):
 
 
 def test_pooled_base_gives_one_row_for_each_point(tmp_path, monkeypatch):
-  def execute(run: sweep.Run, folder: RunFolder, cores: object) -> None:
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.write_summary({"method": "central", "seed": 0} | dict(run.fields))
-
-  monkeypatch.setattr(sweep, "execute", execute)
-  sweep.sweep(grid(num_clients=(2, 4)), tmp_path, 1)
+  without_training(monkeypatch)
+  sweep.sweep(grid(num_clients=(2, 4), method=("central",)), tmp_path, 1)
+  assert list(results(tmp_path)["num_clients"]) == [2, 4]
   assert not results(tmp_path).duplicated(KEY).any()
 
 
 def test_results_of_another_base_are_not_taken_over(tmp_path, monkeypatch):
-  executed = without_training(monkeypatch)
+  trained = without_training(monkeypatch)
   config = grid(num_clients=(2,), seed=(0,))
   sweep.sweep(config, tmp_path, 1)
   config.base = "configs/csv.py"
-  executed.clear()
+  trained.clear()
   try:
     sweep.sweep(config, tmp_path, 1)
   except InputError:
     return  # Refused: as good as done anew.
-  assert len(executed) == 1
+  assert len(trained) == 1
