@@ -35,7 +35,16 @@ class Checkpoints:
   """
 
   def __init__(self, directory: str | os.PathLike[str]) -> None:
-    options = ocp.CheckpointManagerOptions(max_to_keep=_NUM_KEPT)
+    os.makedirs(directory, exist_ok=True)
+    # Of several processes only one has checkpoints: it must not wait for the others.
+    alone = ocp.options.MultiprocessingOptions(
+      primary_host=jax.process_index(),
+      active_processes={jax.process_index()},
+      barrier_sync_key_prefix=f"process{jax.process_index()}",
+    )
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=_NUM_KEPT, create=False, multiprocessing_options=alone
+    )
     self._manager = ocp.CheckpointManager(os.path.abspath(directory), options=options)
 
   def save(self, saved: Saved) -> None:

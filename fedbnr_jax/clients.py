@@ -1,18 +1,15 @@
-"""What runs at a client, and the one mechanism that maps it over all clients."""
+"""What runs at a client: local steps on the evidence, statistics of its rows."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
 
 from fedbnr_jax import blr, urk
-from fedbnr_jax.errors import InputError
-from fedbnr_jax.federation import Clients, zero_padding
+from fedbnr_jax.federation import Clients
 
 
 class ModelParams(struct.PyTreeNode):
@@ -96,54 +93,3 @@ def local_stats(
   """Phase 2 at a client: the statistics of its rows under the global kernel."""
   features = features_of(feature_map, params, omega, rows.x)
   return blr.sufficient_stats(features, rows.y, rows.mask)
-
-
-def map_clients(
-  fn: Callable[[Clients], tuple[Any, Any]],
-  clients: Clients,
-  batch_size: int | None = None,
-) -> tuple[Any, Any]:
-  """Runs `fn` for every client, its padding zeroed, and sums the messages.
-
-  Args:
-    fn: Maps the rows of one client, without the client axis, to a message, which
-      is summed over clients, and a report, which is kept for each.
-    clients: Arrays [K, N, ...].
-    batch_size: Clients batched by vmap at a time; all by default. Chunks bound the
-      memory, and on a CPU suit wide networks, whose activations leave the cache.
-
-  Returns:
-    The sum of the messages, and the reports stacked [K, ...].
-  """
-  chex.assert_equal_shape_prefix(jax.tree.leaves(clients), 2)  # [K, N]
-  num_clients = clients.y.shape[0]
-  if batch_size is not None and batch_size < 1:
-    raise InputError(f"the client batch size must be at least 1, got {batch_size}.")
-
-  def run(chunk: Clients) -> tuple[Any, Any]:
-    messages, reports = jax.vmap(fn)(zero_padding(chunk))
-    return jax.tree.map(partial(jnp.sum, axis=0), messages), reports
-
-  if batch_size is None or batch_size >= num_clients:
-    return run(clients)
-  num_chunks, rest = divmod(num_clients, batch_size)
-  split = num_chunks * batch_size
-  chunks = jax.tree.map(
-    lambda leaf: leaf[:split].reshape(num_chunks, batch_size, *leaf.shape[1:]), clients
-  )
-  one = jax.tree.map(lambda leaf: leaf[0], chunks)
-  zero = jax.tree.map(
-    lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run, one)[0]
-  )
-
-  def accumulate(total: Any, chunk: Clients) -> tuple[Any, Any]:
-    message, reports = run(chunk)
-    return jax.tree.map(jnp.add, total, message), reports
-
-  total, reports = jax.lax.scan(accumulate, zero, chunks)
-  reports = jax.tree.map(lambda leaf: leaf.reshape(split, *leaf.shape[2:]), reports)
-  if rest:
-    message, last = run(jax.tree.map(lambda leaf: leaf[split:], clients))
-    total = jax.tree.map(jnp.add, total, message)
-    reports = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), reports, last)
-  return total, reports

@@ -23,7 +23,18 @@ def base() -> ml_collections.ConfigDict:
   config.patience = 5  # Rounds without a better validation RMSE before stopping.
   config.num_local_steps = 50
   config.learning_rate = 1e-2
-  config.client_batch_size = 0  # Clients batched at a time; 0: by the network's width.
+
+  # Clients that take part in a round, drawn anew each time by the seed.
+  config.participation = 1.0  # Fraction that is sampled.
+  config.dropout = 0.0  # Probability that a sampled one does not answer.
+  config.statistics = "all"  # Who is in the posterior; or "answering".
+
+  # How the work is laid out. Results do not depend on it, but for rounding.
+  config.client_batch_size = 0  # Clients batched at a time; 0: by shape and device.
+  config.mesh = 0  # Devices that share the clients; 0: all there are.
+  # Clients on the devices at a time, the others in host memory; 0: all of them.
+  config.stream_clients = 0
+  config.num_seeds = 1  # Trainings with seed, seed + 1, ... batched on the device.
   config.dtype = "float32"  # Of the network; its linear algebra is float64.
 
   config.kernel = "deep"  # Or "replicate", "polynomial", "exponential", a spectrum.
@@ -87,6 +98,7 @@ _AT_LEAST_ONE = (
   "num_hidden_layers",
   "latent_size",
   "shifter_size",
+  "num_seeds",
 )
 _POSITIVE = (
   "learning_rate",
@@ -100,6 +112,7 @@ _CHOICES = {
   "partition": ("auto", "column", "sorted", "iid", "target"),
   "data.source": ("synthetic", "uci", "table"),
   "mean.scales": ("arithmetic", "log"),
+  "statistics": ("all", "answering"),
 }
 
 
@@ -121,24 +134,51 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise InputError(
       f"config.num_samples must be at least 2, got {config.num_samples}."
     )
-  if config.client_batch_size < 0:
-    raise InputError(
-      "config.client_batch_size must be at least 1, or 0 to choose by width, got "
-      f"{config.client_batch_size}."
-    )
   if config.min_noise_std > config.initial_noise_std:
     raise InputError(
       f"config.min_noise_std ({config.min_noise_std}) must not exceed "
       f"config.initial_noise_std ({config.initial_noise_std})."
     )
-  if not 0 <= config.seed < 2**32:
-    raise InputError(f"config.seed must be from 0 to 2**32 - 1, got {config.seed}.")
+  if not 0 <= config.seed <= 2**32 - config.num_seeds:
+    raise InputError(
+      f"config.seed must be from 0 to 2**32 - {config.num_seeds}, got {config.seed}."
+    )
   if not 0 <= config.central.learning_rate < math.inf:
     raise InputError(
       "config.central.learning_rate must be a positive number, or 0 for the common "
       f"one, got {config.central.learning_rate}."
     )
   _validate_distillation(config.kd)
+  _validate_layout(config)
+
+
+def _validate_layout(config: ml_collections.ConfigDict) -> None:
+  """Who takes part in a round, and where and in what portions it is computed."""
+  if not 0 < config.participation <= 1:
+    raise InputError(
+      "config.participation must lie above 0 and be at most 1, got "
+      f"{config.participation}."
+    )
+  if not 0 <= config.dropout < 1:
+    raise InputError(
+      f"config.dropout must be at least 0 and below 1, got {config.dropout}."
+    )
+  for name, otherwise in (
+    ("client_batch_size", "0 to choose by shape and device"),
+    ("mesh", "0 for all devices"),
+    ("stream_clients", "0 to keep all clients on the device"),
+  ):
+    if config[name] < 0:
+      raise InputError(
+        f"config.{name} must be at least 1, or {otherwise}, got {config[name]}."
+      )
+  if config.num_seeds > 1:
+    for name in ("stream_clients", "compare_clients"):
+      if config[name]:
+        raise InputError(
+          f"config.num_seeds and config.{name} do not go together: train the seeds one "
+          "after another, as launch.sweep does."
+        )
 
 
 def _validate_distillation(kd: ml_collections.ConfigDict) -> None:

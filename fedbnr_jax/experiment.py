@@ -94,7 +94,12 @@ def build(
   if method.pooled:
     parts, names = [split.train], ["pooled"]
   federation = federation_lib.build(
-    inputs, targets, parts, names=names, dtype=config.dtype
+    inputs,
+    targets,
+    parts,
+    names=names,
+    dtype=config.dtype,
+    on_host=True,  # Whoever trains puts them where they belong.
   )
   validation = split.validation
   if method.distils:
@@ -125,6 +130,41 @@ def build(
     test=rows(split.test),
     algorithm=method.build(config),
   )
+
+
+def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:
+  """An experiment each for `num_seeds` seeds, from `seed` on, all of the same shapes.
+
+  Raises:
+    InputError: If a field or the data cannot be used, or the shapes differ.
+  """
+  config_lib.validate(config)
+  if config.num_seeds == 1:
+    return [build(config)]
+  experiments = []
+  for seed in range(config.seed, config.seed + config.num_seeds):
+    own = ml_collections.ConfigDict(config.to_dict())
+    own.seed, own.num_seeds = seed, 1
+    experiments.append(build(own))
+  num_rows = max(one.federation.clients.y.shape[1] for one in experiments)
+  experiments = [
+    dataclasses.replace(
+      one, federation=federation_lib.with_rows(one.federation, num_rows)
+    )
+    for one in experiments
+  ]
+  shapes = [
+    [leaf.shape for leaf in jax.tree.leaves((one.federation, one.validation, one.test))]
+    for one in experiments
+  ]
+  for one, shape in zip(experiments, shapes, strict=True):
+    if shape != shapes[0]:
+      raise InputError(
+        f"seeds {config.seed} and {one.config.seed} split the data into arrays of "
+        "other shapes (as when a category is rare): train them one after another, as "
+        "launch.sweep does, with config.num_seeds=1."
+      )
+  return experiments
 
 
 def load_dataset(config: ml_collections.ConfigDict) -> Dataset:

@@ -1,6 +1,8 @@
 """Rows dealt out to clients: partitioners, and arrays [K, N, ...] with a row mask."""
 
+import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import chex
 import jax
@@ -24,6 +26,9 @@ class Clients(struct.PyTreeNode):
   mask: jax.Array  # [K, N] bool, false for padding.
 
 
+_FILES = ("x", "y", "mask")
+
+
 class ServerSet(struct.PyTreeNode):
   """The small distillation set that the server holds."""
 
@@ -36,10 +41,12 @@ class Federation(struct.PyTreeNode):
 
   clients: Clients
   server: ServerSet | None = None
+  # Clients without rows at the end, so that every device gets as many.
+  num_padding: int = struct.field(pytree_node=False, default=0)
 
   @property
   def num_clients(self) -> int:
-    return self.clients.y.shape[0]
+    return self.clients.y.shape[0] - self.num_padding
 
 
 def build(
@@ -50,6 +57,7 @@ def build(
   names: Sequence[str] | None = None,
   num_padded_rows: int | None = None,
   dtype: chex.ArrayDType = jnp.float32,
+  on_host: bool = False,
 ) -> Federation:
   """Stacks the rows that `parts` names, one part a client.
 
@@ -59,7 +67,8 @@ def build(
     parts: Row indices of each client.
     names: Names of the clients, for messages.
     num_padded_rows: N; the largest client by default.
-    dtype: Of the arrays on the device.
+    dtype: Of the arrays.
+    on_host: Leave the arrays in NumPy, to be streamed or shared out.
 
   Returns:
     A federation without a server set. Padding holds zeros.
@@ -86,7 +95,36 @@ def build(
     x[index, : len(part)] = inputs[part]
     y[index, : len(part)] = targets[part]
     mask[index, : len(part)] = True
-  return Federation(Clients(jnp.asarray(x), jnp.asarray(y), jnp.asarray(mask)))
+  arrays: Any = (x, y, mask) if on_host else (jnp.asarray(a) for a in (x, y, mask))
+  return Federation(Clients(*arrays))
+
+
+def save_clients(clients: Clients, folder: str | os.PathLike[str]) -> None:
+  """Writes x.npy, y.npy and mask.npy, for `map_from_disk`."""
+  os.makedirs(folder, exist_ok=True)
+  for name in _FILES:
+    np.save(os.path.join(folder, f"{name}.npy"), np.asarray(getattr(clients, name)))
+
+
+def map_from_disk(folder: str | os.PathLike[str]) -> Federation:
+  """A federation larger than memory: rows are read from the files as they are used."""
+  arrays: list[Any] = []
+  for name in _FILES:
+    path = os.path.join(folder, f"{name}.npy")
+    try:
+      arrays.append(np.lib.format.open_memmap(path, mode="r"))
+    except (OSError, ValueError) as error:
+      raise InputError(
+        f"{path} cannot be mapped ({error}): a federation on disk is x.npy [K, N, D], "
+        "y.npy [K, N] and mask.npy [K, N], as save_clients writes them."
+      ) from error
+  x, y, mask = arrays
+  if x.ndim != 3 or not x.shape[:2] == y.shape == mask.shape or mask.dtype != bool:
+    raise InputError(
+      f"{folder}: x.npy {x.shape}, y.npy {y.shape} and mask.npy {mask.shape} "
+      f"({mask.dtype}) are not [K, N, D], [K, N] and bool [K, N]."
+    )
+  return Federation(Clients(x, y, mask))
 
 
 def zero_padding(clients: Clients) -> Clients:
@@ -101,16 +139,26 @@ def zero_padding(clients: Clients) -> Clients:
   )
 
 
+def with_rows(federation: Federation, num_rows: int) -> Federation:
+  """The same federation, on the host, with N padded up to `num_rows`."""
+  missing = num_rows - federation.clients.y.shape[1]
+  clients = jax.tree.map(
+    lambda a: np.pad(a, [(0, 0), (0, missing)] + [(0, 0)] * (a.ndim - 2)),
+    federation.clients,
+  )
+  return federation.replace(clients=clients)
+
+
 def pooled(federation: Federation) -> Federation:
   """The same rows, held by one client."""
   one = jax.tree.map(lambda a: a.reshape(1, -1, *a.shape[2:]), federation.clients)
-  return federation.replace(clients=one)
+  return federation.replace(clients=one, num_padding=0)
 
 
 def single_client(federation: Federation, index: int) -> Federation:
   """A federation of one of the clients alone."""
   one = jax.tree.map(lambda a: a[index : index + 1], federation.clients)
-  return federation.replace(clients=one)
+  return federation.replace(clients=one, num_padding=0)
 
 
 # ----------------------------------------------------------------- partitioners

@@ -51,7 +51,7 @@ class Model:
       features, prepared.numeric_columns, prepared.categorical_columns
     )
     x = jnp.asarray(prepared.transform(parsed), self.config.dtype)
-    predict = algorithms.method(self.config.method).build(self.config).predict
+    predict = _algorithm(self.config).predict
     if transform is not None:
       predict = transform(predict)
     parts = [
@@ -81,10 +81,11 @@ def load(workdir: str | os.PathLike[str]) -> Model:
   """The model at the best validation round of the run in `workdir`."""
   folder = RunFolder(workdir)
   config, preprocessor = folder.config(), folder.preprocessing()
-  algorithm = algorithms.method(config.method).build(config)
   # Only shapes and dtypes of the state are wanted: nothing is computed.
   like = jax.eval_shape(
-    algorithm.init, jax.random.key(0), _empty(config, preprocessor.num_inputs)
+    _algorithm(config).init,
+    jax.random.key(0),
+    _empty(config, preprocessor.num_inputs),
   )
   if not folder.checkpoints.is_dir():
     raise InputError(f"{workdir} holds no checkpoint: train first.")
@@ -96,6 +97,13 @@ def load(workdir: str | os.PathLike[str]) -> Model:
   if saved is None:
     raise InputError(f"{workdir} holds no sound checkpoint: train again.")
   return Model(config, preprocessor, saved.best)
+
+
+def _algorithm(config: ml_collections.ConfigDict) -> algorithms.FederatedAlgorithm:
+  """The method on one device: where a model is used there may be fewer than before."""
+  here = ml_collections.ConfigDict(config.to_dict())
+  here.mesh = 1
+  return algorithms.method(here.method).build(here)
 
 
 def _empty(config: ml_collections.ConfigDict, num_inputs: int) -> Federation:

@@ -11,7 +11,7 @@ from typing import Any
 import ml_collections
 import pandas as pd
 
-from fedbnr_jax.config import differences
+from fedbnr_jax.config import base, differences
 from fedbnr_jax.data import Dataset, Preprocessor
 from fedbnr_jax.errors import InputError
 
@@ -87,7 +87,19 @@ class RunFolder:
       raise InputError(
         f"{self.path} holds no run: there is no {self._config.name} in it."
       )
-    return ml_collections.ConfigDict(_object(self._config))
+    content = _object(self._config)
+    missing = [name for name in base() if name not in content]
+    if missing:
+      raise InputError(
+        f"the run in {self.path} was made by another version (its config has no "
+        f"{missing[0]!r}): train again."
+      )
+    if content["num_seeds"] > 1:
+      raise InputError(
+        f"{self.path} holds {content['num_seeds']} runs: name one of its folders, as "
+        f"{self.path}/seed_{content['seed']}."
+      )
+    return ml_collections.ConfigDict(content)
 
   # ------------------------------------------------------------------- metrics
 

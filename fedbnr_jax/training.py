@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -11,18 +11,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbnr_jax import metrics
+from fedbnr_jax import devices, processes
 from fedbnr_jax.algorithms import RoundInfo, ServerState
 from fedbnr_jax.checkpoints import Checkpoints, Saved
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.experiment import EvaluationSet, Experiment
 from fedbnr_jax.federation import Federation
+from fedbnr_jax.program import Program, Scores, batched, jit, make_program
 from fedbnr_jax.records import Record, RunFolder
 
-Scores = dict[str, jax.Array]
-Step = Callable[
-  [chex.PRNGKey, ServerState, Federation, EvaluationSet, EvaluationSet],
-  tuple[ServerState, RoundInfo, Scores, Scores],
+__all__ = [
+  "NonFiniteError",
+  "Program",
+  "Result",
+  "batched",
+  "best_round",
+  "finished",
+  "in_unit",
+  "jit",
+  "make_program",
+  "summarise",
+  "train",
+  "train_batch",
 ]
 
 _TEST_SCORES = ("rmse", "ece", "mce", "bri", "nll", "crps", "coverage95", "ece10")
@@ -49,44 +59,6 @@ class Result:
     return self.history[self.best_round - 1]
 
 
-class Program(NamedTuple):
-  """What runs on the device: pure functions, for the caller to jit."""
-
-  init: Callable[[chex.PRNGKey, Federation], ServerState]
-  step: Step  # A round and the scores after it, in one.
-  predict: Callable[[ServerState, jax.Array], tuple[jax.Array, jax.Array]]
-
-
-def make_program(experiment: Experiment) -> Program:
-  """The device side of an experiment, not jitted."""
-  algorithm = experiment.algorithm
-
-  def score(state: ServerState, rows: EvaluationSet) -> Scores:
-    mean, variance = algorithm.predict(state, rows.x)
-    return metrics.evaluate(mean, variance, rows.y)
-
-  def step(
-    key: chex.PRNGKey,
-    state: ServerState,
-    federation: Federation,
-    validation: EvaluationSet,
-    test: EvaluationSet,
-  ) -> tuple[ServerState, RoundInfo, Scores, Scores]:
-    state, info = algorithm.round(key, state, federation)
-    return state, info, score(state, validation), score(state, test)
-
-  return Program(algorithm.init, step, algorithm.predict)
-
-
-def jit(program: Program) -> Program:
-  """The same program compiled; the step takes over the memory of the old state."""
-  return Program(
-    init=jax.jit(program.init),
-    step=jax.jit(program.step, donate_argnums=1),
-    predict=jax.jit(program.predict),
-  )
-
-
 def train(
   experiment: Experiment,
   program: Program,
@@ -105,77 +77,208 @@ def train(
   Raises:
     NonFiniteError: If a loss or score is not finite.
   """
-  checkpoints = Checkpoints(folder.checkpoints) if folder else None
+  (result,) = _train([experiment], program, [folder], on_round, _ONE)
+  return result
+
+
+def train_batch(
+  experiments: Sequence[Experiment],
+  program: Program,
+  folders: Sequence[RunFolder | None],
+  on_round: Callable[[Record], None] | None = None,
+) -> list[Result]:
+  """The same for several experiments of the same shapes, as by `build_seeds`.
+
+  Args:
+    experiments: They differ in their seeds.
+    program: `jit(batched(make_program(experiments[0])))`.
+    folders: One each.
+    on_round: Called with every new record of any of them.
+
+  Raises:
+    NonFiniteError: If one diverges; the others are trained to their end first.
+  """
+  return _train(experiments, program, folders, on_round, _MANY)
+
+
+class _Axis(NamedTuple):
+  """How the arrays of trainings that go side by side are held."""
+
+  join: Callable[[Sequence[Any]], Any]
+  part: Callable[[Any, int], Any]  # On the host.
+
+
+_ONE = _Axis(lambda trees: trees[0], lambda tree, index: tree)
+_MANY = _Axis(
+  lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees),
+  lambda tree, index: jax.tree.map(lambda leaf: leaf[index], tree),
+)
+
+
+def _train(
+  experiments: Sequence[Experiment],
+  program: Program,
+  folders: Sequence[RunFolder | None],
+  on_round: Callable[[Record], None] | None,
+  axis: _Axis,
+) -> list[Result]:
+  journals = [
+    _Journal(experiment, folder)
+    for experiment, folder in zip(experiments, folders, strict=True)
+  ]
   try:
-    return _loop(experiment, program, folder, checkpoints, on_round or (lambda _: None))
+    _loop(journals, program, on_round or (lambda _: None), axis)
   finally:
-    if checkpoints:
-      checkpoints.close()
+    for journal in journals:
+      journal.close()
+  for journal in journals:
+    if journal.failure:
+      raise journal.failure
+  return [Result(journal.best, journal.history) for journal in journals]
 
 
 def _loop(
-  experiment: Experiment,
+  journals: Sequence["_Journal"],
   program: Program,
-  folder: RunFolder | None,
-  checkpoints: Checkpoints | None,
   on_round: Callable[[Record], None],
-) -> Result:
-  config = experiment.config
-  state = program.init(experiment.key_init, experiment.federation)
-  best, history = state, list[Record]()
-  if folder and checkpoints:
-    state, best, history = _resume(folder, checkpoints, state)
-  while not finished(history, config.num_rounds, config.patience):
-    number = len(history) + 1
+  axis: _Axis,
+) -> None:
+  """Rounds, for all trainings side by side, until the last is finished."""
+  mesh = journals[0].experiment.algorithm.placement.mesh
+  placed = [_placed(journal.experiment) for journal in journals]
+  federation, *evaluation = axis.join(placed)
+  keys = axis.join([journal.experiment.key_init for journal in journals])
+  state = program.init(devices.replicate_key(keys, mesh), federation)
+  states = [
+    journal.resume(axis.part(jax.tree.map(np.array, state), index))
+    for index, journal in enumerate(journals)
+  ]
+  if any(journal.history for journal in journals):
+    state = devices.replicate(axis.join(states), mesh)
+  while not all(journal.finished for journal in journals):
+    active = [not journal.finished for journal in journals]
     start = time.perf_counter()
-    state, info, validation, test = program.step(
-      jax.random.fold_in(experiment.key_rounds, number),
-      state,
-      experiment.federation,
-      experiment.validation,
-      experiment.test,
+    keys = axis.join([journal.key for journal in journals])
+    extra = () if axis is _ONE else (jnp.asarray(active),)
+    state, *told = program.step(
+      devices.replicate_key(keys, mesh), state, federation, *evaluation, *extra
     )
-    info, validation, test = jax.device_get((info, validation, test))
-    _check_finite(number, experiment, info, validation, test)
-    record = _record(number, experiment, state, info, validation, test)
-    record["seconds"] = time.perf_counter() - start
-    history.append(record)
-    if best_round(history) == number:
-      # A copy on the host: the step may donate, and so overwrite, the state.
-      best = jax.tree.map(np.array, state)
-    if folder and checkpoints:
+    told = jax.device_get(told)
+    seconds = (time.perf_counter() - start) / sum(active)
+    # A copy: the step donates, and so overwrites, the state.
+    host = jax.tree.map(np.array, state)
+    for index, journal in enumerate(journals):
+      if active[index]:
+        info, validation, test = axis.part(told, index)
+        now = axis.part(host, index)
+        journal.tell(now, info, validation, test, seconds, on_round)
+
+
+def _placed(experiment: Experiment) -> tuple[Federation, EvaluationSet, EvaluationSet]:
+  """The data of an experiment where the program wants it."""
+  mesh = experiment.algorithm.placement.mesh
+  federation = experiment.federation
+  if not experiment.config.stream_clients:
+    federation = devices.put_federation(federation, mesh)
+  return federation, *devices.replicate((experiment.validation, experiment.test), mesh)
+
+
+class _Journal:
+  """What one training has reached: its records, its best state, its folder."""
+
+  def __init__(self, experiment: Experiment, folder: RunFolder | None) -> None:
+    self.experiment = experiment
+    self.history: list[Record] = []
+    self.best: Any = None
+    self.failure: NonFiniteError | None = None
+    self._folder = folder
+    self._checkpoints = Checkpoints(folder.checkpoints) if folder else None
+
+  @property
+  def finished(self) -> bool:
+    config = self.experiment.config
+    return self.failure is not None or finished(
+      self.history, config.num_rounds, config.patience
+    )
+
+  @property
+  def key(self) -> chex.PRNGKey:
+    """Of the next round."""
+    return jax.random.fold_in(self.experiment.key_rounds, len(self.history) + 1)
+
+  def resume(self, state: Any) -> Any:
+    """Takes up what the folder holds; returns the state to go on from."""
+    if self.experiment.algorithm.placement.mesh is None:
+      saved = self._restored(state)
+    else:
+      saved = processes.first_does(lambda: self._restored(state))
+    state, self.best = (saved.state, saved.best) if saved else (state, state)
+    if self.experiment.algorithm.placement.mesh is not None:
+      # Processes that write no files follow the one that does.
+      self.history = processes.from_first(self.history)
+      state, self.best = processes.arrays_from_first((state, self.best))
+    return state
+
+  def _restored(self, state: Any) -> Saved | None:
+    """The newest sound checkpoint of the folder; the history goes as far as it."""
+    if not self._folder or not self._checkpoints:
+      return None
+    self.history = self._folder.metrics()
+    saved = self._checkpoints.restore(like=state, max_round=len(self.history))
+    if saved is None and not self._checkpoints.is_empty():
+      raise InputError(
+        f"no checkpoint in {self._folder.checkpoints} is sound and goes with "
+        f"metrics.csv: to start from round 1, remove {self._folder.path}."
+      )
+    self.history = self.history[: saved.round] if saved else []
+    self._checkpoints.discard_after(len(self.history))
+    self._folder.keep_metrics(self.history)
+    return saved
+
+  def tell(
+    self,
+    state: Any,
+    info: RoundInfo,
+    validation: Scores,
+    test: Scores,
+    seconds: float,
+    on_round: Callable[[Record], None],
+  ) -> None:
+    """Notes a round; `state` and the rest are on the host."""
+    number = len(self.history) + 1
+    try:
+      _check_finite(number, self.experiment, info, validation, test)
+    except NonFiniteError as error:
+      self.failure = error
+      return
+    record = _record(number, self.experiment, state, info, validation, test)
+    record["seconds"] = seconds
+    self.history.append(record)
+    if best_round(self.history) == number:
+      self.best = state
+    if self._folder and self._checkpoints:
       # The row first: a row without a checkpoint is dropped and made anew, but a
       # checkpoint without its row would leave a gap.
-      folder.append_metrics(record)
-      checkpoints.save(Saved(number, state, best))
+      self._folder.append_metrics(record)
+      self._checkpoints.save(Saved(number, state, self.best))
     on_round(record)
-  return Result(best, history)
 
-
-def _resume(
-  folder: RunFolder, checkpoints: Checkpoints, state: ServerState
-) -> tuple[Any, Any, list[Record]]:
-  """The newest checkpoint whose rounds are all recorded, or the start."""
-  history = folder.metrics()
-  saved = checkpoints.restore(like=state, max_round=len(history))
-  if saved is None and not checkpoints.is_empty():
-    raise InputError(
-      f"no checkpoint in {folder.checkpoints} is sound and goes with metrics.csv: to "
-      f"start from round 1, remove {folder.path}."
-    )
-  history = history[: saved.round] if saved else []
-  checkpoints.discard_after(len(history))
-  folder.keep_metrics(history)
-  if saved is None:
-    return state, state, history
-  return jax.tree.map(jnp.array, saved.state), saved.best, history
+  def close(self) -> None:
+    if self._checkpoints:
+      self._checkpoints.close()
 
 
 def finished(history: list[Record], num_rounds: int, patience: int) -> bool:
-  """Whether the rounds are used up or validation has stopped improving."""
-  return len(history) >= num_rounds or (
-    len(history) > 0 and len(history) - best_round(history) >= patience
-  )
+  """Whether the rounds are used up or validation has stopped improving.
+
+  Rounds in which nobody answered, and so nothing changed, do not try its patience.
+  """
+  if len(history) >= num_rounds:
+    return True
+  if not history:
+    return False
+  since = history[best_round(history) :]
+  return sum(record["clients_answered"] > 0 for record in since) >= patience
 
 
 def best_round(history: list[Record]) -> int:
@@ -240,6 +343,8 @@ def _record(
   return record | {
     "noise_std": float(state.posterior.noise_std) * scale,
     "prior_std": float(state.posterior.prior_std) * scale,
+    "clients_answered": int(np.sum(info.answered)),
+    "clients_in_posterior": int(state.num_clients),
     "floats_up": int(info.floats_up),
     "floats_down": int(info.floats_down),
   }
@@ -252,11 +357,11 @@ def _check_finite(
   validation: Scores,
   test: Scores,
 ) -> None:
-  bad = np.flatnonzero(~np.isfinite(info.client_loss))
+  bad = np.flatnonzero(info.answered & ~np.isfinite(info.client_loss))
   if bad.size:
     raise NonFiniteError(
       f"round {number}: the loss of {experiment.client_names[bad[0]]} is not finite "
-      f"({bad.size} of {len(info.client_loss)} clients): try a smaller learning_rate "
+      f"({bad.size} of {np.sum(info.answered)} clients): try a smaller learning_rate "
       "or a larger min_noise_std. The last good checkpoint is kept."
     )
   for name, value in (

@@ -18,3 +18,8 @@ if _core is not None:
   os.environ["XLA_FLAGS"] = f"{_flags} --xla_cpu_multi_thread_eigen=false".strip()
   if hasattr(os, "sched_setaffinity"):  # Linux.
     os.sched_setaffinity(0, {int(_core)})
+
+# Several host devices on few cores hang when factors of matrices wait for one another
+# in a thread pool of as many threads as cores.
+if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+  os.environ.setdefault("NPROC", "8")

@@ -39,6 +39,13 @@ def set_up_jax() -> None:
   warnings.showwarning = _one_line_warning
 
 
+def available_cores() -> list[int]:
+  """The cores that this process may use."""
+  if hasattr(os, "sched_getaffinity"):  # Linux.
+    return sorted(os.sched_getaffinity(0))
+  return list(range(os.cpu_count() or 1))
+
+
 def workdir() -> str:
   """The value of --workdir."""
   if not WORKDIR.value:
@@ -75,6 +82,10 @@ def run(main: Callable[[], None]) -> NoReturn:
 def fail(message: str, status: int = _WRONG_INPUT) -> NoReturn:
   """Prints one line and exits."""
   print(f"error: {' '.join(message.split())}", file=sys.stderr)
+  if jax.distributed.is_initialized():
+    # An orderly end would wait for the other processes, and they for this one.
+    sys.stdout.flush()
+    os._exit(status)
   sys.exit(status)
 
 

@@ -2,65 +2,144 @@
 
 python -m launch.train --config=configs/default.py --workdir=runs/demo
 
-A second start on the same folder goes on where the first stopped.
+A second start on the same folder goes on where the first stopped. See
+launch/distributed.py for several processes, on one machine or more.
 """
+
+import sys
 
 import ml_collections
 from tqdm import tqdm
 
 from fedbnr_jax import config as config_lib
 from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import training
+from fedbnr_jax import processes, training
 from fedbnr_jax.experiment import Experiment
-from fedbnr_jax.records import Record, RunFolder, usable
+from fedbnr_jax.records import Record, RunFolder, as_json, usable
 from fedbnr_jax.report import run as report
-from launch import common
+from launch import common, distributed
 
 
 def main() -> None:
-  train(common.config(), common.workdir())
+  num_local = distributed.num_local()
+  if num_local > 1:
+    sys.exit(distributed.run_locally("launch.train", num_local))
+  config, workdir = common.config(), common.workdir()
+  distributed.join()
+  train(config, workdir)
 
 
 def train(config: ml_collections.ConfigDict, workdir: str) -> None:
-  """Trains in `workdir`, or says that this is done."""
-  config_lib.validate(config)
+  """Trains in `workdir`, or says that this is done; called by every process."""
+  processes.all_do(lambda: config_lib.validate(config))
+  processes.require_same("config", as_json(config))
   folder = RunFolder(workdir)
-  folder.check(config)
-  if folder.summary() is not None:
+  if processes.first_does(lambda: _is_finished(folder, config)):
     print(f"{workdir}: this run is finished; its results are in summary.json.")
+  if processes.from_first(folder.summary() is not None):
     return
-  experiment = experiment_lib.build(config)
+  experiments = processes.all_do(lambda: experiment_lib.build_seeds(config))
+  processes.require_same("data", [one.dataset.digest() for one in experiments])
   with usable(folder.path):
-    run(experiment, folder)
+    if len(experiments) == 1:
+      run(experiments[0], folder)
+    else:
+      run_seeds(config, experiments, folder)
+
+
+def _is_finished(folder: RunFolder, config: ml_collections.ConfigDict) -> bool:
+  folder.check(config)
+  return folder.summary() is not None
 
 
 def run(experiment: Experiment, folder: RunFolder) -> None:
   """Trains, and writes all files of the run."""
-  folder.claim(experiment.config)
-  folder.claim_data(experiment.dataset)
-  folder.write_preprocessing(experiment.preprocessor)
+  processes.first_does(lambda: _claim(experiment, folder))
+  own = folder if processes.is_first() else None
+  if own is None and experiment.algorithm.placement.mesh is None:
+    return  # Nothing to share: the first does it alone.
   program = training.jit(training.make_program(experiment))
-  with Progress(experiment, len(folder.metrics())) as bar:
-    result = training.train(experiment, program, folder, on_round=bar.tell)
-  summary = training.summarise(experiment, result.history)
-  report.write_figures(experiment, program, result, folder.figures)
-  print(report.summary_text(summary))
+  with Progress(experiment, own) as bar:
+    result = training.train(experiment, program, own, on_round=bar.tell)
+  if own is None:
+    return
+  finish(experiment, program, result, own)
   if experiment.config.compare_clients and len(experiment.client_names) > 1:
     alone = report.train_clients_alone(experiment, training.jit)
     print(report.comparison_text(experiment, result, alone))
-    report.write_comparison(experiment, program, result, alone, folder.figures)
-  folder.write_summary(summary)  # Last: it is what marks the run as finished.
-  print(f"written to {folder.path}")
+    report.write_comparison(experiment, program, result, alone, own.figures)
+  # Last: it is what marks the run as finished.
+  own.write_summary(training.summarise(experiment, result.history))
+  print(f"written to {own.path}")
+
+
+def run_seeds(
+  config: ml_collections.ConfigDict, experiments: list[Experiment], folder: RunFolder
+) -> None:
+  """Trains several seeds side by side on the device, each with its own folder."""
+  folders = [
+    RunFolder(folder.path / f"seed_{experiment.config.seed}")
+    for experiment in experiments
+  ]
+
+  def claim() -> None:
+    folder.claim(config)
+    for experiment, own in zip(experiments, folders, strict=True):
+      _claim(experiment, own)
+
+  processes.first_does(claim)
+  plain = training.make_program(experiments[0])
+  first = processes.is_first()
+  with Progress(experiments[0], None, num_runs=len(experiments)) as bar:
+    results = training.train_batch(
+      experiments,
+      training.jit(training.batched(plain)),
+      folders if first else [None] * len(folders),
+      on_round=bar.tell,
+    )
+  if not first:
+    return
+  program = training.jit(plain)
+  summaries = []
+  for experiment, result, own in zip(experiments, results, folders, strict=True):
+    finish(experiment, program, result, own)
+    summaries.append(training.summarise(experiment, result.history))
+    own.write_summary(summaries[-1])
+  folder.write_summary(report.mean_summary(summaries))
+  print(f"written to {folder.path}, a folder a seed")
+
+
+def finish(
+  experiment: Experiment,
+  program: training.Program,
+  result: training.Result,
+  folder: RunFolder,
+) -> None:
+  """Draws the figures and tells the result."""
+  report.write_figures(experiment, program, result, folder.figures)
+  print(report.summary_text(training.summarise(experiment, result.history)))
+
+
+def _claim(experiment: Experiment, folder: RunFolder) -> None:
+  folder.claim(experiment.config)
+  folder.claim_data(experiment.dataset)
+  folder.write_preprocessing(experiment.preprocessor)
 
 
 class Progress:
   """A progress bar over rounds with the scores that early stopping looks at."""
 
-  def __init__(self, experiment: Experiment, num_done: int) -> None:
+  def __init__(
+    self, experiment: Experiment, folder: RunFolder | None, num_runs: int = 1
+  ) -> None:
     config = experiment.config
-    text = f"{experiment.dataset.name} {config.method}"
     self._bar = tqdm(
-      total=config.num_rounds, initial=num_done, desc=text, unit="round", disable=None
+      total=config.num_rounds * num_runs,
+      initial=len(folder.metrics()) if folder else 0,
+      desc=f"{experiment.dataset.name} {config.method}",
+      unit="round",
+      # On a terminal only, and one process of many.
+      disable=None if processes.is_first() else True,
     )
 
   def __enter__(self) -> "Progress":

@@ -1,6 +1,7 @@
 """Rounds against a plain loop over clients, and the pooled Gaussian process."""
 
 import functools
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -13,6 +14,8 @@ from fedbnr_jax import aggregation, algorithms, blr, clients, federation, urk
 from fedbnr_jax import config as config_lib
 from fedbnr_jax.algorithms import central, fedbnr
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.mapping import Placement
+from fedbnr_jax.participation import Participation
 from tests import oracles
 
 KEY = jax.random.key(0)
@@ -53,6 +56,14 @@ AGGREGATORS = {
 }
 
 
+class Jitted(NamedTuple):
+  """The functions of a method, compiled."""
+
+  init: Any
+  round: Any
+  predict: Any
+
+
 @functools.cache
 def _algorithm(name, batch_size=None):
   built = fedbnr.fedbnr(
@@ -61,15 +72,11 @@ def _algorithm(name, batch_size=None):
     AGGREGATORS["fedbnr" if name == "central" else name],
     num_local_steps=STEPS,
     min_noise_std=FLOOR,
-    client_batch_size=batch_size,
+    placement=Placement(batch_size),
   )
   if name == "central":
     built = central.central(built)
-  return built._replace(
-    init=jax.jit(built.init),
-    round=jax.jit(built.round),
-    predict=jax.jit(built.predict),
-  )
+  return Jitted(*map(jax.jit, (built.init, built.round, built.predict)))
 
 
 def _run(algorithm, data, num_rounds=2):
@@ -123,7 +130,7 @@ def _slow_round(state, data, aggregator):
   return params, losses
 
 
-@pytest.mark.parametrize("batch_size", [None, 2], ids=["at_once", "in_chunks"])
+@pytest.mark.parametrize("batch_size", [None, 2, 1], ids=["auto", "chunks", "singly"])
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_round_is_a_plain_loop_over_clients(name, batch_size):
   data, algorithm = _federation(), _algorithm(name, batch_size)
@@ -133,6 +140,8 @@ def test_round_is_a_plain_loop_over_clients(name, batch_size):
     state, info = algorithm.round(KEY, state, data)
     chex.assert_trees_all_close(state.params, params, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(info.client_loss, losses, rtol=1e-10)
+    np.testing.assert_array_equal(info.answered, [True] * len(SIZES))
+    assert int(state.num_clients) == len(SIZES)
   assert int(state.num_rounds) == 2
 
 
@@ -160,20 +169,37 @@ def test_training_lowers_the_global_evidence_loss():
   assert infos[-1].train_nll < infos[0].train_nll - 0.02
 
 
-def test_many_rounds_are_one_trace():
+@pytest.mark.parametrize(
+  "participation", [Participation(), Participation(0.5, 0.2)], ids=["full", "partial"]
+)
+def test_many_rounds_are_one_trace(participation):
   chex.clear_trace_counter()
   algorithm, data = _algorithm("fedbnr"), _federation()
   state = algorithm.init(KEY, data)
-  counted = jax.jit(chex.assert_max_traces(fedbnr_round(), n=1))
+  counted = jax.jit(chex.assert_max_traces(fedbnr_round(participation), n=1))
   for index in range(3):
     state, _ = counted(jax.random.key(index), state, data)
   assert int(state.num_rounds) == 3
 
 
-def fedbnr_round():
+def fedbnr_round(participation):
   return fedbnr.fedbnr(
-    FEATURE_MAP, OPTIMIZER, AGGREGATORS["fedbnr"], num_local_steps=STEPS
+    FEATURE_MAP,
+    OPTIMIZER,
+    AGGREGATORS["fedbnr"],
+    num_local_steps=STEPS,
+    participation=participation,
   ).round
+
+
+@pytest.mark.parametrize("batch_size", [None, 2, 1], ids=["auto", "chunks", "singly"])
+def test_round_keeps_the_types_of_the_state(batch_size, any_x64):
+  dtype = jnp.float64 if any_x64 else jnp.float32
+  data, algorithm = _federation(dtype=dtype), _algorithm("fedbnr", batch_size)
+  before = algorithm.init(KEY, data)
+  after, _ = algorithm.round(KEY, before, data)
+  chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
+  assert before.num_clients.dtype == jnp.int32
 
 
 # ------------------------------------------------------------------- invariances
@@ -221,17 +247,34 @@ def test_central_is_fedbnr_with_one_client_for_any_deal():
   expected, _ = _run(_algorithm("fedbnr"), whole)
   got, infos = _run(_algorithm("central"), _federation())
   chex.assert_trees_all_close(got, expected, rtol=1e-10, atol=1e-11)
-  assert infos[0].client_loss.shape == (1,)
+  assert infos[0].client_loss.shape == infos[0].answered.shape == (1,)
+  assert int(got.num_clients) == 1
 
 
 def test_initial_kernel_depends_on_the_key_alone():
   algorithm = _algorithm("fedbnr")
   one = algorithm.init(KEY, _federation([np.arange(NUM_ROWS)]))
   many = algorithm.init(KEY, _federation())
-  chex.assert_trees_all_equal((one.omega, one.params), (many.omega, many.params))
-  chex.assert_trees_all_close(one.posterior, many.posterior, rtol=1e-10, atol=1e-11)
+  chex.assert_trees_all_equal(one, many)
+  data = _federation()
+  data = data.replace(clients=data.clients.replace(x=data.clients.x + 1))
+  chex.assert_trees_all_equal(algorithm.init(KEY, data), many)
   other = algorithm.init(jax.random.key(1), _federation())
   assert not np.array_equal(other.omega, many.omega)
+
+
+@pytest.mark.parametrize("name", ["fedbnr", "fedbnr-kd", "central"])
+def test_before_the_first_round_predictions_are_the_priors(name):
+  algorithm = _algorithm(name)
+  state = algorithm.init(KEY, _federation())
+  assert int(state.num_clients) == int(state.num_rounds) == 0
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(state.stats))
+  query = jnp.asarray(np.random.default_rng(3).normal(size=(5, 2)))
+  mean, variance = algorithm.predict(state, query)
+  features = APPLY(urk.FeatureParams(state.omega, state.params.theta), query)
+  np.testing.assert_array_equal(mean, 0)
+  # σ = 0.5, λ = 1.
+  np.testing.assert_allclose(variance, 0.25 + np.sum(features**2, 1), rtol=1e-12)
 
 
 def test_noise_stays_above_its_floor():
@@ -326,10 +369,17 @@ def test_config_reaches_the_method():
 
 @pytest.mark.parametrize(
   "name, value",
-  [("num_local_steps", 0), ("initial_noise_std", -1.0), ("client_batch_size", 0)]
-  + [("initial_prior_std", float("nan")), ("min_noise_std", 0.0)],
+  [("num_local_steps", 0), ("initial_noise_std", -1.0)]
+  + [("initial_prior_std", float("nan")), ("min_noise_std", 0.0)]
+  + [("batch_size", value) for value in (0, -1)]
+  + [("participation", value) for value in (0.0, -1.0, 1.5, float("nan"))]
+  + [("dropout", value) for value in (1.0, -0.1, float("nan"))],
 )
 def test_impossible_settings_are_refused_by_name(name, value):
-  settings = {"num_local_steps": 1, name: value}
+  settings = {"num_local_steps": 1} | {
+    "batch_size": {"placement": Placement(value)},
+    "participation": {"participation": Participation(fraction=value)},
+    "dropout": {"participation": Participation(dropout=value)},
+  }.get(name, {name: value})
   with pytest.raises(InputError, match=name):
     fedbnr.fedbnr(FEATURE_MAP, OPTIMIZER, AGGREGATORS["fedbnr"], **settings)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pandas as pd
 import pytest
@@ -141,10 +142,40 @@ def test_only_constant_features(train):
     ({"hidden_size": 0}, ["config.hidden_size"]),
     ({"num_rounds": 0}, ["config.num_rounds"]),
     ({"data__source": "tabel"}, ["config.data.source", "did you mean 'table'"]),
+    ({"participation": 0.0}, ["config.participation", "above 0", "0.0"]),
+    ({"participation": 1.5}, ["config.participation", "at most 1", "1.5"]),
+    ({"participation": -1.0}, ["config.participation", "above 0", "-1.0"]),
+    ({"dropout": 1.0}, ["config.dropout", "below 1", "1.0"]),
+    ({"dropout": -0.1}, ["config.dropout", "at least 0", "-0.1"]),
+    ({"statistics": "answring"}, ["config.statistics", "did you mean 'answering'"]),
+    ({"statistics": "x"}, ["config.statistics", "'all'", "'answering'"]),
+    ({"client_batch_size": -1}, ["config.client_batch_size", "0 to choose", "-1"]),
+    ({"mesh": -1}, ["config.mesh", "0 for all devices", "-1"]),
+    ({"stream_clients": -1}, ["config.stream_clients", "0 to keep", "-1"]),
+    ({"num_seeds": 0}, ["config.num_seeds", "at least 1", "0"]),
+    (
+      {"num_seeds": 2, "compare_clients": True},
+      ["config.num_seeds", "config.compare_clients", "launch.sweep"],
+    ),
+    (
+      {"num_seeds": 2, "stream_clients": 1, "compare_clients": False},
+      ["config.num_seeds", "config.stream_clients", "launch.sweep"],
+    ),
   ],
 )
 def test_bad_field(train, fields: dict[str, object], parts: list[str]):
   assert_refused(lambda: train(good(), **fields), *parts)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_more_devices_than_there_are(train, num_seeds: int):
+  there = jax.device_count()
+  assert_refused(
+    lambda: train(good(), mesh=there + 1, num_seeds=num_seeds, compare_clients=False),
+    f"config.mesh is {there + 1}",
+    f"{there} device",
+    "0 for all",
+  )
 
 
 def test_client_without_training_rows(train):

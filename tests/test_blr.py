@@ -365,11 +365,11 @@ def test_mixed_precision_holds_below_its_bound(rows, num_rows, prior, share):
   sigma = _noise_std(features, prior, share * likelihood._MAX_ROUNDING)
   arguments = features, targets, sigma, np.float32(prior)
   errors = _errors(value_and_gradient(*arguments), *arguments)
-  if rows == "collapsed":  # Measured: 1.1e-3 for the features, 1.1e-4 for the rest.
+  if rows == "collapsed":  # Features: up to three times the bound.
     assert errors[1] < 4 * likelihood._MAX_ROUNDING
     assert np.all(np.delete(errors, 1) < likelihood._MAX_ROUNDING)
   else:
-    assert np.all(errors < 2e-5)
+    assert np.all(errors < 0.025 * likelihood._MAX_ROUNDING)
 
 
 @pytest.mark.parametrize("rows", ROWS)

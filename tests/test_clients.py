@@ -1,4 +1,4 @@
-"""Local steps against a plain loop; the map over clients against a plain sum."""
+"""What a client does: local steps against a plain loop, statistics of its rows."""
 
 import chex
 import jax
@@ -125,37 +125,3 @@ def test_local_statistics_are_those_of_the_admitted_rows():
   expected = blr.sufficient_stats(features[rows.mask], rows.y[rows.mask])
   chex.assert_trees_all_close(got, expected, rtol=1e-12, atol=1e-13)
   assert float(got.count) == 8
-
-
-# ------------------------------------------------------------------ over clients
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 2, 3, 4, 5, 9])
-def test_any_batch_size_gives_the_plain_sum_and_every_report(batch_size):
-  rows = _clients()
-
-  def fn(one):
-    kept = jnp.where(one.mask, one.y, 0.0)
-    message = {"sum": jnp.sum(one.x * kept[:, None], axis=0), "one": jnp.ones(())}
-    return (message, None), (jnp.max(kept), kept**3)
-
-  got, reports = jax.jit(lambda rows: clients.map_clients(fn, rows, batch_size))(rows)
-  results = [fn(_one(rows, k)) for k in range(NUM_CLIENTS)]
-  messages, expected = zip(*results, strict=True)
-  total = jax.tree.map(lambda *leaves: sum(leaves), *messages)
-  chex.assert_trees_all_close(got, total, rtol=1e-12, atol=1e-12)
-  assert float(got[0]["one"]) == NUM_CLIENTS
-  stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *expected)
-  chex.assert_trees_all_close(reports, stacked, rtol=1e-12)
-
-
-def test_one_client_is_mapped_too():
-  rows = _clients(1)
-  total, reports = clients.map_clients(lambda one: (one.y, one.x), rows)
-  chex.assert_trees_all_equal((total, reports), (rows.y[0], rows.x))
-
-
-def test_clients_of_unequal_number_are_refused():
-  rows = _clients()
-  with pytest.raises((ValueError, AssertionError)):
-    clients.map_clients(lambda one: (one.y, None), rows.replace(y=rows.y[:3]))

@@ -29,7 +29,14 @@ BAD = [
   ("num_clients", 0),
   ("num_clients", -3),
   ("num_samples", 1),
+  *(("participation", value) for value in (0.0, 1.5, -1.0, math.nan)),
+  *(("dropout", value) for value in (1.0, -0.1, math.nan)),
+  ("statistics", "answring"),
   ("client_batch_size", -1),
+  ("mesh", -1),
+  ("stream_clients", -1),
+  ("num_seeds", 0),
+  ("num_seeds", -2),
   ("seed", -1),
   ("kd.num_steps", 0),
   ("kd.learning_rate", 0.0),
@@ -55,12 +62,50 @@ def test_bad_value_names_field_and_value(name: str, value: object):
   assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["num_samples", "num_clients", "seed", "kd.fraction"])
-def test_edge_value_is_valid(name: str):
-  edge = {"num_samples": 2, "num_clients": 1, "seed": 0, "kd.fraction": 0.999}
+EDGES = [
+  ("num_samples", 2),
+  ("num_clients", 1),
+  ("seed", 0),
+  ("seed", 2**32 - 1),
+  ("kd.fraction", 0.999),
+  ("participation", 1.0),
+  ("participation", 1e-9),
+  ("dropout", 0.0),
+  ("dropout", 0.999),
+  ("statistics", "answering"),
+  ("client_batch_size", 1),
+  ("mesh", 1),
+  ("stream_clients", 1),
+  ("num_seeds", 2),
+]
+
+
+@pytest.mark.parametrize("name, value", EDGES)
+def test_edge_value_is_valid(name: str, value: object):
   config = config_lib.base()
-  config.update_from_flattened_dict({name: edge[name]})
+  config.update_from_flattened_dict({name: value})
   config_lib.validate(config)
+
+
+@pytest.mark.parametrize(
+  "name, value", [("compare_clients", True), ("stream_clients", 4)]
+)
+def test_what_batched_seeds_cannot_do_is_refused(name: str, value: object):
+  config = config_lib.base()
+  config.update_from_flattened_dict({name: value, "num_seeds": 2})
+  with pytest.raises(InputError, match=rf"config\.num_seeds and config\.{name}"):
+    config_lib.validate(config)
+  config.num_seeds = 1
+  config_lib.validate(config)
+
+
+def test_last_of_the_seeds_must_fit_too():
+  config = config_lib.base()
+  config.seed, config.num_seeds = 2**32 - 3, 3
+  config_lib.validate(config)
+  config.seed += 1
+  with pytest.raises(InputError, match=r"config\.seed must be .*2\*\*32 - 3"):
+    config_lib.validate(config)
 
 
 def test_seed_beyond_what_a_key_holds_is_refused():

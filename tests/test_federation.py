@@ -183,3 +183,17 @@ def test_single_client_keeps_its_rows_alone():
   assert one.num_clients == 1
   expected = jax.tree.map(lambda leaf: leaf[2], built.clients)
   chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf[0], one.clients), expected)
+
+
+def test_clients_that_fill_up_a_device_are_left_out_of_one_client():
+  built, parts = _example()
+  filled = jax.tree.map(
+    lambda leaf: jnp.concatenate([leaf, jnp.zeros_like(leaf[:2])]), built.clients
+  )
+  padded = built.replace(clients=filled, num_padding=2)
+  assert padded.num_clients == 3
+  one = federation.pooled(padded)
+  assert one.num_clients == 1
+  assert np.sum(one.clients.mask) == sum(map(len, parts))
+  expected = federation.single_client(built, 2)
+  chex.assert_trees_all_equal(federation.single_client(padded, 2), expected)

@@ -1,5 +1,8 @@
 """A trained model predicts tables in the target's unit, saved or not."""
 
+import json
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,6 +107,18 @@ def test_saved_model_predicts_the_same_bits(trained):
   loaded = model.load(path)
   assert loaded.preprocessor == fitted.preprocessor
   assert loaded.config.to_dict() == fitted.config.to_dict()
+  np.testing.assert_array_equal(loaded.predict(frame()), fitted.predict(frame()))
+
+
+@pytest.mark.parametrize("num_devices", [0, 64])
+def test_trained_on_more_devices_than_there_are_here(trained, tmp_path, num_devices):
+  _, fitted, path = trained
+  shutil.copytree(path, tmp_path / "run")
+  recorded = tmp_path / "run" / "config.json"
+  config = json.loads(recorded.read_text()) | {"mesh": num_devices}
+  recorded.write_text(json.dumps(config))
+  loaded = model.load(tmp_path / "run")
+  assert loaded.config.mesh == num_devices
   np.testing.assert_array_equal(loaded.predict(frame()), fitted.predict(frame()))
 
 

@@ -156,7 +156,10 @@ def test_step_is_traced_once_for_all_rounds(four):
 
 
 def history_of(*errors: float) -> list[dict]:
-  return [{"round": i, "val_rmse": e} for i, e in enumerate(errors, start=1)]
+  return [
+    {"round": i, "val_rmse": e, "clients_answered": 1}
+    for i, e in enumerate(errors, start=1)
+  ]
 
 
 @pytest.mark.parametrize(
@@ -182,6 +185,15 @@ def test_best_round_is_the_first_lowest(errors, best: int):
 )
 def test_finished_after_patience_or_all_rounds(errors, done: bool):
   assert training.finished(history_of(*errors), num_rounds=6, patience=2) is done
+
+
+def test_rounds_in_which_nobody_answered_do_not_try_patience():
+  history = history_of(1.0, 1.0, 1.0, 1.0)
+  for record in history[1:3]:
+    record["clients_answered"] = 0
+  assert not training.finished(history, num_rounds=9, patience=2)
+  assert training.finished([*history, history[-1]], num_rounds=9, patience=2)
+  assert training.finished(history, num_rounds=4, patience=2)
 
 
 def with_val_rmse(program: training.Program, errors) -> training.Program:
@@ -305,7 +317,10 @@ def test_record_has_every_public_column(four):
   assert list(record)[:7] == [
     "round", "train_nll", "val_rmse", "val_nll", "val_ece", "test_rmse", "test_ece",
   ]  # fmt: skip
-  assert list(record)[-3:] == ["floats_up", "floats_down", "seconds"]
+  assert list(record)[-5:] == [
+    "clients_answered", "clients_in_posterior", "floats_up", "floats_down", "seconds",
+  ]  # fmt: skip
+  assert record["clients_answered"] == record["clients_in_posterior"] == 2
   assert all(math.isfinite(value) for value in record.values())
 
 

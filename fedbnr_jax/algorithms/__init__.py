@@ -6,7 +6,12 @@ from typing import NamedTuple
 import ml_collections
 
 from fedbnr_jax.algorithms import central, fedbnr
-from fedbnr_jax.algorithms.base import FederatedAlgorithm, RoundInfo, ServerState
+from fedbnr_jax.algorithms.base import (
+  Exchange,
+  FederatedAlgorithm,
+  RoundInfo,
+  ServerState,
+)
 from fedbnr_jax.config import require_choice
 
 
@@ -33,6 +38,7 @@ def method(name: str) -> Method:
 
 __all__ = [
   "METHODS",
+  "Exchange",
   "FederatedAlgorithm",
   "Method",
   "RoundInfo",

@@ -10,17 +10,24 @@ import optax
 
 from fedbnr_jax import aggregation, blr, urk
 from fedbnr_jax.aggregation import Aggregator
-from fedbnr_jax.algorithms.base import FederatedAlgorithm, RoundInfo, ServerState
+from fedbnr_jax.algorithms.base import (
+  Exchange,
+  FederatedAlgorithm,
+  RoundInfo,
+  ServerState,
+)
 from fedbnr_jax.clients import (
   ModelParams,
   descend,
   evidence_loss,
   features_of,
   local_stats,
-  map_clients,
 )
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.federation import Clients, Federation
+from fedbnr_jax.federation import Clients, Federation, ServerSet
+from fedbnr_jax.mapping import Placement, client_mesh
+from fedbnr_jax.optimizers import adam
+from fedbnr_jax.participation import Participation
 
 
 def fedbnr(
@@ -32,7 +39,8 @@ def fedbnr(
   initial_noise_std: float = 0.5,
   initial_prior_std: float = 1.0,
   min_noise_std: float = 1e-3,
-  client_batch_size: int | None = None,
+  participation: Participation = Participation(),  # noqa: B008  Immutable.
+  placement: Placement = Placement(),  # noqa: B008
 ) -> FederatedAlgorithm:
   """Builds the method; with `aggregation.mean` FedBNR, with `distillation` FedBNR-KD.
 
@@ -44,92 +52,121 @@ def fedbnr(
     initial_noise_std: σ at the start, in units of the target's std.
     initial_prior_std: λ at the start.
     min_noise_std: Floor of σ.
-    client_batch_size: Clients batched at a time; all by default.
+    participation: Who takes part in a round; everyone by default.
+    placement: On which devices, and how many clients at a time.
   """
   _check_positive(
     num_local_steps=num_local_steps,
     initial_noise_std=initial_noise_std,
     initial_prior_std=initial_prior_std,
     min_noise_std=min_noise_std,
-    client_batch_size=1 if client_batch_size is None else client_batch_size,
+    batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
-  loss = evidence_loss(feature_map)
+  participation.check()
 
   def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
-    feature_params = feature_map.init(key, federation.clients.x[0])
-    dtype = federation.clients.x.dtype
+    x = federation.clients.x
+    # Only shape and type of the rows matter: one seed, one kernel, whoever has what.
+    feature_params = feature_map.init(key, jnp.zeros(x.shape[1:], x.dtype))
     params = ModelParams(
       theta=feature_params.theta,
-      log_noise_std=jnp.log(jnp.asarray(initial_noise_std, dtype)),
-      log_prior_std=jnp.log(jnp.asarray(initial_prior_std, dtype)),
+      log_noise_std=jnp.log(jnp.asarray(initial_noise_std, x.dtype)),
+      log_prior_std=jnp.log(jnp.asarray(initial_prior_std, x.dtype)),
     )
-    omega = feature_params.omega
-    stats, posterior = last_layer(
-      feature_map, params, omega, federation, client_batch_size
+    num_features = jax.eval_shape(feature_map.apply, feature_params, x[0]).shape[-1]
+    stats, nobody = blr.empty_stats(num_features), jnp.zeros((), jnp.int32)
+    posterior = _posterior(stats, params)
+    state = ServerState(
+      feature_params.omega, params, stats, posterior, nobody, jnp.zeros((), jnp.int32)
     )
-    return ServerState(omega, params, stats, posterior, jnp.zeros((), jnp.int32))
+    return placement.replicated(state)
 
-  def round_fn(
-    key: chex.PRNGKey, state: ServerState, federation: Federation
-  ) -> tuple[ServerState, RoundInfo]:
-    del key  # Full batches, full participation: nothing is random.
-    omega, server = state.omega, federation.server
-
-    def client(rows: Clients) -> tuple[Any, jax.Array]:
-      local, losses = descend(
-        lambda params: loss(params, omega, rows),
-        optimizer,
-        num_local_steps,
-        min_noise_std,
-        state.params,
-      )
-      message = aggregator.message(local, omega, rows, server)
-      # A divergence in the last step shows in the parameters only.
-      sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(local)]
-      loss_now = jnp.where(jnp.all(jnp.stack(sound)), losses[-1], jnp.nan)
-      return message, loss_now.astype(losses.dtype)
-
-    total, client_loss = map_clients(client, federation.clients, client_batch_size)
-    params = aggregator.combine(state.params, omega, total, server)
-    stats, posterior = last_layer(
-      feature_map, params, omega, federation, client_batch_size
+  def describe(
+    state: ServerState,
+    server: ServerSet | None,
+    reports: list[Any],
+    answered: jax.Array,
+  ) -> RoundInfo:
+    stats = state.stats
+    nll = blr.negative_log_marginal_likelihood_from_stats(stats, state.posterior)
+    message_floats = aggregator.floats(state.params, server)
+    return RoundInfo(
+      answered=answered,
+      client_loss=reports[0],
+      train_nll=nll / jnp.maximum(stats.count, 1),
+      floats_up=jnp.asarray(message_floats + _floats(stats) + 2),
+      floats_down=jnp.asarray(state.params.size + _floats(stats)),
     )
-    new = ServerState(omega, params, stats, posterior, state.num_rounds + 1)
-    return new, _info(new, client_loss, aggregator.floats(params, server))
 
   def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     features = features_of(feature_map, state.params, state.omega, x)
     return blr.predict(state.posterior, features)
 
-  return FederatedAlgorithm(init, round_fn, predict)
+  learning = learn_kernel(
+    feature_map, optimizer, aggregator, num_local_steps, min_noise_std
+  )
+  conditioning = condition(feature_map, asks_all=not participation.statistics_too)
+  return FederatedAlgorithm(
+    init, (learning, conditioning), describe, predict, participation, placement
+  )
 
 
-def last_layer(
+def learn_kernel(
   feature_map: urk.FeatureMap,
-  params: ModelParams,
-  omega: Any,
-  federation: Federation,
-  client_batch_size: int | None,
-) -> tuple[blr.SufficientStats, blr.Posterior]:
+  optimizer: optax.GradientTransformation,
+  aggregator: Aggregator,
+  num_local_steps: int,
+  min_noise_std: float,
+) -> Exchange:
+  """Phase 1: local steps on the evidence, and one kernel made of all."""
+  loss = evidence_loss(feature_map)
+
+  def client(
+    state: ServerState, server: ServerSet | None, rows: Clients
+  ) -> tuple[Any, jax.Array]:
+    local, losses = descend(
+      lambda params: loss(params, state.omega, rows),
+      optimizer,
+      num_local_steps,
+      min_noise_std,
+      state.params,
+    )
+    # A divergence in the last step shows in the parameters only.
+    sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(local)]
+    loss_now = jnp.where(jnp.all(jnp.stack(sound)), losses[-1], jnp.nan)
+    message = aggregator.message(local, state.omega, rows, server)
+    return message, loss_now.astype(losses.dtype)
+
+  def combine(state: ServerState, server: ServerSet | None, total: Any) -> ServerState:
+    params = aggregator.combine(state.params, state.omega, total, server)
+    return state.replace(params=params)
+
+  return Exchange(client, combine)
+
+
+def condition(feature_map: urk.FeatureMap, *, asks_all: bool) -> Exchange:
   """Phase 2, merged: every client's statistics up, one posterior."""
 
-  def client(rows: Clients) -> tuple[blr.SufficientStats, None]:
-    return local_stats(feature_map, params, omega, rows), None
+  def client(
+    state: ServerState, server: ServerSet | None, rows: Clients
+  ) -> tuple[Any, None]:
+    del server
+    stats = local_stats(feature_map, state.params, state.omega, rows)
+    return (stats, jnp.ones((), jnp.int32)), None
 
-  stats, _ = map_clients(client, federation.clients, client_batch_size)
+  def combine(state: ServerState, server: ServerSet | None, total: Any) -> ServerState:
+    del server
+    stats, num_clients = total
+    posterior = _posterior(stats, state.params)
+    return state.replace(stats=stats, posterior=posterior, num_clients=num_clients)
+
+  return Exchange(client, combine, asks_all)
+
+
+def _posterior(stats: blr.SufficientStats, params: ModelParams) -> blr.Posterior:
   dtype = stats.gram.dtype
-  noise_std, prior_std = params.noise_std.astype(dtype), params.prior_std.astype(dtype)
-  return stats, blr.posterior(stats, noise_std, prior_std)
-
-
-def _info(state: ServerState, client_loss: jax.Array, message_floats: int) -> RoundInfo:
-  stats = state.stats
-  nll = blr.negative_log_marginal_likelihood_from_stats(stats, state.posterior)
-  return RoundInfo(
-    client_loss=client_loss,
-    train_nll=nll / stats.count,
-    floats_up=jnp.asarray(message_floats + _floats(stats) + 2),
-    floats_down=jnp.asarray(state.params.size + _floats(stats)),
+  return blr.posterior(
+    stats, params.noise_std.astype(dtype), params.prior_std.astype(dtype)
   )
 
 
@@ -158,7 +195,7 @@ def distilled_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorit
   """Method `fedbnr-kd`."""
   aggregator = aggregation.distillation(
     urk.from_config(config),
-    optax.adam(config.kd.learning_rate),
+    adam(config.kd.learning_rate),
     num_steps=config.kd.num_steps,
     alpha=config.kd.alpha,
     min_noise_std=config.min_noise_std,
@@ -176,20 +213,14 @@ def _with(
 ) -> FederatedAlgorithm:
   return fedbnr(
     urk.from_config(config),
-    optax.adam(config.learning_rate),
+    adam(config.learning_rate),
     aggregator,
     num_local_steps=config.num_local_steps,
     initial_noise_std=config.initial_noise_std,
     initial_prior_std=config.initial_prior_std,
     min_noise_std=config.min_noise_std,
-    client_batch_size=config.client_batch_size or _batch_size(config.hidden_size),
+    participation=Participation(
+      config.participation, config.dropout, config.statistics == "answering"
+    ),
+    placement=Placement(config.client_batch_size or None, client_mesh(config.mesh)),
   )
-
-
-def _batch_size(hidden_size: int) -> int | None:
-  """All clients at once, or one where a wide layer's activations would leave the cache.
-
-  Measured on one CPU core: at width 200 both take the same time, at 2000 one at a time
-  takes two thirds.
-  """
-  return 1 if hidden_size > 200 else None

@@ -19,6 +19,7 @@ from fedbnr_jax.blr.posterior import (
 )
 from fedbnr_jax.blr.statistics import (
   SufficientStats,
+  empty_stats,
   masked,
   statistics_dtype,
   sufficient_stats,
@@ -29,6 +30,7 @@ __all__ = [
   "Posterior",
   "SufficientStats",
   "covariance",
+  "empty_stats",
   "fit_evidence",
   "masked",
   "negative_log_marginal_likelihood",

@@ -58,6 +58,18 @@ def sufficient_stats(
   )
 
 
+def empty_stats(num_features: int) -> SufficientStats:
+  """Statistics of no rows."""
+  dtype = statistics_dtype()
+  zero = jnp.zeros((), dtype)
+  return SufficientStats(
+    jnp.zeros((num_features, num_features), dtype),
+    jnp.zeros(num_features, dtype),
+    zero,
+    zero,
+  )
+
+
 def sum_stats(stats: SufficientStats) -> SufficientStats:
   """Pools statistics stacked on a leading client axis [K, ...]."""
   return jax.tree.map(partial(jnp.sum, axis=0), stats)

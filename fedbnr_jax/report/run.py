@@ -81,6 +81,19 @@ def summary_text(summary: dict[str, Any]) -> str:
   )
 
 
+def mean_summary(summaries: list[dict[str, Any]]) -> dict[str, Any]:
+  """One summary of several seeds: numbers averaged, what they share as it is."""
+  mean: dict[str, Any] = {}
+  for name, first in summaries[0].items():
+    values = [summary[name] for summary in summaries]
+    same = all(value == first for value in values)
+    mean[name] = first if same or isinstance(first, str) else float(np.mean(values))
+  return mean | {
+    "seeds": [summary["seed"] for summary in summaries],
+    "seconds": sum(summary["seconds"] for summary in summaries),
+  }
+
+
 # ------------------------------------------- the global model against each client
 
 
@@ -99,10 +112,14 @@ def train_clients_alone(
   """
   results: list[training.Result | None] = []
   # Plain FedBNR, whatever the method: a client alone has no server and nobody else.
-  algorithm = algorithms.method("fedbnr").build(
-    ml_collections.ConfigDict(experiment.config.to_dict())
+  config = ml_collections.ConfigDict(experiment.config.to_dict())
+  config.participation, config.dropout = 1.0, 0.0
+  config.mesh, config.stream_clients = 1, 0
+  experiment = dataclasses.replace(
+    experiment,
+    config=ml_collections.FrozenConfigDict(config),
+    algorithm=algorithms.method("fedbnr").build(config),
   )
-  experiment = dataclasses.replace(experiment, algorithm=algorithm)
   program = transform(training.make_program(experiment))
   for index, name in enumerate(experiment.client_names):
     alone = dataclasses.replace(

@@ -1,0 +1,151 @@
+"""A round over clients that stay in host memory and pass the device in chunks.
+
+The exchanges of a method need sums only, so the device holds one chunk of clients, the
+state and the running sum. The next chunk is fetched while the last is computed.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbnr_jax import devices
+from fedbnr_jax.algorithms import (
+  Exchange,
+  FederatedAlgorithm,
+  RoundInfo,
+  ServerState,
+)
+from fedbnr_jax.federation import Clients, Federation, ServerSet
+
+# (running total, state, server's set, rows, [k] who is asked) -> (total, reports).
+_Add = Callable[..., tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamedRound:
+  """`FederatedAlgorithm.round` for a federation of NumPy arrays or memory maps.
+
+  The same clients answer and the same result comes out, but for the order of sums.
+  """
+
+  algorithm: FederatedAlgorithm
+  chunk_size: int  # Clients on the device at a time.
+  draw: Callable[[chex.PRNGKey, int], jax.Array]
+  add: tuple[_Add, ...]  # One an exchange.
+  combine: tuple[Callable[..., ServerState], ...]
+  close: Callable[..., tuple[ServerState, RoundInfo]]
+
+  def jit(self) -> "StreamedRound":
+    """The same with every part compiled; sums are updated in place."""
+    return dataclasses.replace(
+      self,
+      draw=jax.jit(self.draw, static_argnums=1),
+      add=tuple(jax.jit(add, donate_argnums=0) for add in self.add),
+      combine=tuple(jax.jit(combine) for combine in self.combine),
+      close=jax.jit(self.close),
+    )
+
+  def __call__(
+    self, key: chex.PRNGKey, state: ServerState, federation: Federation
+  ) -> tuple[ServerState, RoundInfo]:
+    federation = self.algorithm.view(federation)
+    num_clients, server = federation.num_clients, federation.server
+    answered = self.draw(key, num_clients)
+    before, reports = state, []
+    for index, exchange in enumerate(self.algorithm.exchanges):
+      asked = np.ones(num_clients, bool)
+      if not exchange.asks_all:
+        asked = np.asarray(answered)
+      total, report = self._collect(index, state, federation, asked)
+      state = self.combine[index](state, server, total)
+      reports.append(report)
+    return self.close(before, state, server, reports, answered)
+
+  def _collect(
+    self, index: int, state: ServerState, federation: Federation, asked: np.ndarray
+  ) -> tuple[Any, Any]:
+    """The summed message, and the reports [K, ...], zeros for those not asked."""
+    mesh = self.algorithm.placement.mesh
+    num_devices = 1 if mesh is None else mesh.size
+    # No more than there are: what a chunk lacks is filled up with copies.
+    size = min(self.chunk_size, -(-len(asked) // num_devices) * num_devices)
+    total: Any = None
+    parts: list[tuple[np.ndarray, Any]] = []
+    for chosen, chunk, valid in _chunks(federation.clients, asked, size):
+      arguments = (
+        state,
+        federation.server,
+        *devices.share((chunk, valid), mesh),
+      )
+      if total is None:
+        shape, _ = jax.eval_shape(partial(self.add[index], None), *arguments)
+        total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        total = devices.replicate(total, mesh)
+      # At most two chunks are there: the one that is computed, and this one.
+      jax.block_until_ready(total)
+      total, report = self.add[index](total, *arguments)
+      parts.append((chosen, report))
+    return total, _gathered(parts, len(asked))
+
+
+def streamed(algorithm: FederatedAlgorithm, chunk_size: int) -> StreamedRound:
+  """The round of a method in chunks of clients, not jitted."""
+  mesh = algorithm.placement.mesh
+  num_devices = 1 if mesh is None else mesh.size
+
+  def add(
+    exchange: Exchange,
+    total: Any,
+    state: ServerState,
+    server: ServerSet | None,
+    rows: Clients,
+    asked: jax.Array,
+  ) -> tuple[Any, Any]:
+    message, reports = algorithm.collect(exchange, state, server, rows, asked)
+    if total is None:
+      return message, reports
+    return jax.tree.map(jnp.add, total, message), reports
+
+  return StreamedRound(
+    algorithm=algorithm,
+    # As many clients for each device.
+    chunk_size=-(-chunk_size // num_devices) * num_devices,
+    draw=algorithm.draw,
+    add=tuple(partial(add, exchange) for exchange in algorithm.exchanges),
+    combine=tuple(exchange.server for exchange in algorithm.exchanges),
+    close=algorithm.close,
+  )
+
+
+def _chunks(
+  clients: Clients, asked: np.ndarray, size: int
+) -> Iterator[tuple[np.ndarray, Clients, np.ndarray]]:
+  """Of the asked clients: their numbers, their rows [size, ...], [size] which are real.
+
+  There is at least one chunk, if only of nobody: sums have a shape.
+  """
+  numbers = np.flatnonzero(asked)
+  for start in range(0, max(len(numbers), 1), size):
+    chosen = numbers[start : start + size]
+    valid = np.arange(size) < len(chosen)
+    filled = np.concatenate([chosen, np.zeros(size - len(chosen), numbers.dtype)])
+    yield chosen, jax.tree.map(lambda leaf: leaf[filled], clients), valid  # noqa: B023
+
+
+def _gathered(parts: list[tuple[np.ndarray, Any]], num_clients: int) -> Any:
+  """Reports of chunks, put back to where their clients stand [K, ...]."""
+
+  def gather(*leaves: Any) -> np.ndarray:
+    first = np.asarray(leaves[0])
+    whole = np.zeros((num_clients, *first.shape[1:]), first.dtype)
+    for (chosen, _), leaf in zip(parts, leaves, strict=True):
+      whole[chosen] = np.asarray(leaf)[: len(chosen)]
+    return whole
+
+  return jax.tree.map(gather, *(report for _, report in parts))
