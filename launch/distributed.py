@@ -158,12 +158,12 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"]) -> int:
       break
     time.sleep(0.05)
   number, status = first or _failure(children) or (0, 0)
-  if number == 0 and status >= 0:
-    return status  # It has said why itself.
-  common.fail(
-    f"process {number} of {len(children)} ended with status {status}: the same "
-    "command takes the run up again."
-  )
+  if number > 0 or status < 0:
+    common.fail(
+      f"process {number} of {len(children)} ended with status {status}: the same "
+      "command takes the run up again."
+    )
+  return status  # The first has said why itself.
 
 
 def _failure(

@@ -118,7 +118,9 @@ class _Gate:
 
   def _admit(self, peer: socket.socket, told: Any) -> None:
     number, count = (
-      (told.get("number"), told.get("count")) if isinstance(told, dict) else (None, None)
+      (told.get("number"), told.get("count"))
+      if isinstance(told, dict)
+      else (None, None)
     )
     if type(number) is not int or type(count) is not int:
       self._forget(peer)  # A stranger: a port scan, or another program.

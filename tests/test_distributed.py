@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 from absl import flags
@@ -15,7 +16,8 @@ from absl.testing import flagsaver
 
 from configs import default
 from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import model, training
+from fedbnr_jax import model, processes, training
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
 from launch import distributed
 from tests.runs import assert_refused, assert_same_bits, timeless
@@ -25,8 +27,8 @@ LIMIT = 120  # Seconds after which a process counts as hanging.
 FIELDS = {
   "kernel": "gaussian",
   "num_samples": 4,
-  "num_rounds": 25,
-  "patience": 25,
+  "num_rounds": 10,
+  "patience": 10,
   "num_local_steps": 2,
   "num_clients": 3,  # Shares of two: one is padding.
   "data.num_rows": 40,
@@ -107,12 +109,14 @@ def alone():
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory) -> pathlib.Path:
-  """The training by two processes that one command started here."""
-  workdir = tmp_path_factory.mktemp("local") / "run"
-  ((status, said, errors),) = _ended(_start(workdir, "--local_processes=2"))
-  assert (status, errors) == (0, "")
-  assert said.count(f"written to {workdir}") == 1
+def together(tmp_path_factory) -> pathlib.Path:
+  """The training by two processes that find each other."""
+  workdir = tmp_path_factory.mktemp("together") / "run"
+  first, second = _ended(*_start_pair(workdir))
+  assert (first[0], second[0]) == (0, 0), (first, second)
+  assert first[1].count(f"written to {workdir}") == 1
+  assert second[1:] == ("", "")
+  assert not pathlib.Path(f"{workdir}-of-process-1").exists()
   return workdir
 
 
@@ -124,62 +128,102 @@ def _assert_close(records, others) -> None:
     np.testing.assert_allclose(values, list(other.values()), rtol=1e-6, atol=1e-9)
 
 
-def test_local_processes_train_what_one_process_does(local, alone):
-  folder = RunFolder(local)
+def test_two_processes_train_what_one_does(together, alone):
+  folder = RunFolder(together)
   _assert_close(folder.metrics(), alone.history)
   assert folder.summary()["best_round"] == alone.best_round
-  for name, leaf in vars(alone.state.params).items():
-    if name != "theta":
-      np.testing.assert_allclose(
-        getattr(model.load(local).state.params, name), leaf, rtol=1e-6
-      )
+  state = model.load(together).state
+  for one, other in zip(
+    jax.tree.leaves(state.params), jax.tree.leaves(alone.state.params), strict=True
+  ):
+    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
 
-def test_killed_processes_go_on_as_if_they_had_not_been(local, tmp_path):
-  """Against the run of `local`: other ports, other pinning, the same bits."""
+def test_local_processes_are_killed_together_and_go_on_to_the_same_bits(
+  together, tmp_path
+):
+  """By one command, ended as `timeout` or a batch system does; then given again."""
   workdir = tmp_path / "run"
-  children = _start_pair(workdir)
+  command = _start(workdir, "--local_processes=2")
   metrics, deadline = workdir / "metrics.csv", time.monotonic() + LIMIT
   try:
-    while all(c.poll() is None for c in children) and time.monotonic() < deadline:
-      if metrics.exists() and metrics.read_text().count("\n") >= 4:
+    while command.poll() is None and time.monotonic() < deadline:
+      if metrics.exists() and metrics.read_text().count("\n") >= 3:
         break
       time.sleep(0.002)
+    children = _children(command.pid)
+    command.terminate()
+    assert command.wait(LIMIT) == 128 + signal.SIGTERM
+    assert len(children) == 2
+    assert not any(pathlib.Path(f"/proc/{child}").exists() for child in children)
   finally:
-    _kill(*children)
-  assert [c.returncode for c in children] == [-signal.SIGKILL] * 2
-  assert 3 <= len(RunFolder(workdir).metrics()) < FIELDS["num_rounds"]
+    _kill(command)
+  assert 2 <= len(RunFolder(workdir).metrics()) < FIELDS["num_rounds"]
 
-  first, second = _ended(*_start_pair(workdir))
-  assert (first[0], second[0]) == (0, 0), (first, second)
-  assert f"written to {workdir}" in first[1]
-  assert second[1:] == ("", "")
-  assert not pathlib.Path(f"{workdir}-of-process-1").exists()
-  assert timeless(RunFolder(workdir).metrics()) == timeless(RunFolder(local).metrics())
-  assert_same_bits(model.load(workdir).state, model.load(local).state)
+  ((status, said, errors),) = _ended(_start(workdir, "--local_processes", "2"))
+  assert (status, errors) == (0, "")
+  assert said.count(f"written to {workdir}") == 1
+  expected = RunFolder(together).metrics()
+  assert timeless(RunFolder(workdir).metrics()) == timeless(expected)
+  assert_same_bits(model.load(workdir).state, model.load(together).state)
 
 
-def test_second_start_says_it_is_finished(local):
-  first, second = _ended(*_start_pair(local))
-  assert (first[0], second[0]) == (0, 0)
-  assert "this run is finished" in first[1]
-  assert second[1] == ""
+def _children(pid: int) -> list[int]:
+  path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
+  if not path.exists():
+    pytest.skip("no /proc that tells of children")
+  return [int(word) for word in path.read_text().split()]
 
 
 # ----------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-  "name, value, part",
-  [
-    ("seed", 9, "process 1 has another config than process 0"),
-    ("num_rounds", 0, "process 1: config.num_rounds must be at least 1"),
-  ],
-)
-def test_what_one_process_cannot_do_is_told_by_all(tmp_path, name, value, part):
-  for said in _ended(*_start_pair(tmp_path / "run", (name, value))):
-    _assert_one_line(said, part)
+def test_processes_of_different_configs_are_refused(tmp_path):
+  for said in _ended(*_start_pair(tmp_path / "run", ("seed", 9))):
+    _assert_one_line(said, "process 1 has another config than process 0")
   assert not (tmp_path / "run").exists()
+
+
+class _Peers:
+  """Pretends to be one of several processes; what the others send is made up."""
+
+  def __init__(self, monkeypatch, number: int, others: list) -> None:
+    def allgather(mine):
+      rows = [other if other is not None else mine for other in others]
+      rows.insert(number, mine)
+      return np.stack(rows)
+
+    monkeypatch.setattr(jax, "process_count", lambda: 1 + len(others))
+    monkeypatch.setattr(jax, "process_index", lambda: number)
+    monkeypatch.setattr(processes.multihost_utils, "process_allgather", allgather)
+
+
+def _refuse():
+  raise InputError("there is no file /data/σ.csv.")
+
+
+def test_what_all_processes_can_do_is_done(monkeypatch):
+  _Peers(monkeypatch, 1, [None, None])
+  assert processes.all_do(lambda: 7) == 7
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_one_process_cannot_do_is_told_by_all(monkeypatch, number):
+  sent = []
+
+  def keep(mine):
+    sent.append(mine)
+    return np.stack([mine])
+
+  with monkeypatch.context() as patched:
+    _Peers(patched, 0, [None])
+    patched.setattr(processes.multihost_utils, "process_allgather", keep)
+    assert_refused(lambda: processes.all_do(_refuse), "/data/σ.csv")
+  _Peers(monkeypatch, 1 - number, sent)  # The other one, which could.
+  prefix = "process 1: " if number else ""
+  with pytest.raises(InputError) as caught:
+    processes.all_do(lambda: 7)
+  assert str(caught.value) == f"{prefix}there is no file /data/σ.csv."
 
 
 def test_process_that_never_comes_is_named_in_time(tmp_path):
@@ -287,35 +331,3 @@ def test_status_of_all_is_that_of_who_failed_first(
       child.wait()
   assert got == status
   assert part in capsys.readouterr().err
-
-
-def test_ended_command_leaves_no_child_behind(tmp_path):
-  """As `timeout` or a batch system ends it, while the children are at work."""
-  command = _start(tmp_path / "run", "--local_processes=2", num_rounds=10**6)
-  try:
-    children = _wait_for_children(command.pid, 2)
-    command.terminate()
-    command.wait(LIMIT)
-    deadline = time.monotonic() + 10
-    while any(map(_is_running, children)) and time.monotonic() < deadline:
-      time.sleep(0.05)
-    assert not any(map(_is_running, children))
-  finally:
-    _kill(command)
-
-
-def _wait_for_children(pid: int, count: int) -> list[int]:
-  path = pathlib.Path(f"/proc/{pid}/task/{pid}/children")
-  if not path.exists():
-    pytest.skip("no /proc that tells of children")
-  deadline = time.monotonic() + LIMIT
-  while time.monotonic() < deadline:
-    children = [int(word) for word in path.read_text().split()]
-    if len(children) == count:
-      return children
-    time.sleep(0.05)
-  raise AssertionError("it started no children")
-
-
-def _is_running(pid: int) -> bool:
-  return pathlib.Path(f"/proc/{pid}").exists()

@@ -133,9 +133,7 @@ def test_clients_of_unequal_number_are_refused():
 
 def test_asked_of_another_length_is_refused():
   with pytest.raises((ValueError, AssertionError)):
-    map_clients(
-      lambda _, one: (one.y, None), None, _clients(), asked=jnp.ones(3, bool)
-    )
+    map_clients(lambda _, one: (one.y, None), None, _clients(), asked=jnp.ones(3, bool))
 
 
 @pytest.mark.parametrize("batch_size", [0, -1])

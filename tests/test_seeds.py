@@ -197,51 +197,38 @@ def test_diverging_seed_does_not_stop_the_others(side_by_side, tmp_path):
 # ---------------------------------------------------------------------- the program
 
 
-def test_launched_seeds_have_a_folder_each_and_a_summary(
-  side_by_side, tmp_path, capsys
+def test_launched_seeds_stop_and_go_on_and_leave_a_folder_each(
+  side_by_side, tmp_path, monkeypatch, capsys
 ):
   _, _, results = side_by_side
-  config = _config()
-  launch_train.train(config, str(tmp_path / "run"))
+  config, path = _config(), tmp_path / "run"
+  with monkeypatch.context() as patched:
+    stop, tell = stop_after(2), launch_train.Progress.tell
+    patched.setattr(
+      launch_train.Progress, "tell", lambda bar, r: (tell(bar, r), stop(r))
+    )
+    with pytest.raises(StopError):
+      launch_train.train(config, str(path))
+  assert not (path / "summary.json").exists()
+  launch_train.train(config, str(path))
   summaries = []
   for seed, result in zip(SEEDS, results, strict=True):
-    folder = RunFolder(tmp_path / "run" / f"seed_{seed}")
+    folder = RunFolder(path / f"seed_{seed}")
     _assert_close(folder.metrics(), result.history)
     assert folder.config().seed == seed
     assert (folder.figures / "learning_curve.png").exists()
     summaries.append(folder.summary())
     assert summaries[-1]["seed"] == seed
     assert model.load(folder.path).predict(pd.DataFrame({"x": [0.0]})).shape[0] == 1
-  whole = json.loads((tmp_path / "run" / "summary.json").read_text())
+  whole = json.loads((path / "summary.json").read_text())
   assert whole["seeds"] == list(SEEDS)
   mean = np.mean([summary["test_rmse"] for summary in summaries])
   np.testing.assert_allclose(whole["test_rmse"], mean, rtol=1e-12)
   said = capsys.readouterr().out
   assert all(f"seed {seed}:" in said for seed in SEEDS)
 
-  launch_train.train(config, str(tmp_path / "run"))
+  launch_train.train(config, str(path))
   assert "this run is finished" in capsys.readouterr().out
-
-
-def test_launched_seeds_go_on_where_they_stopped(
-  side_by_side, tmp_path, monkeypatch, capsys
-):
-  _, _, results = side_by_side
-  config = _config()
-  with monkeypatch.context() as patched:
-    stop = stop_after(2)
-    tell = launch_train.Progress.tell
-    patched.setattr(
-      launch_train.Progress, "tell", lambda bar, r: (tell(bar, r), stop(r))
-    )
-    with pytest.raises(StopError):
-      launch_train.train(config, str(tmp_path / "run"))
-  assert not (tmp_path / "run" / "summary.json").exists()
-  launch_train.train(config, str(tmp_path / "run"))
-  for seed, result in zip(SEEDS, results, strict=True):
-    folder = RunFolder(tmp_path / "run" / f"seed_{seed}")
-    _assert_close(folder.metrics(), result.history)
-  assert "written to" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------- refusals
