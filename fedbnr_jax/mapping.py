@@ -111,7 +111,7 @@ def _map_over_mesh(
     broadcast: Any, clients: Clients, asked: jax.Array | None
   ) -> tuple[Any, Any]:
     total, reports = _map_here(partial(fn, broadcast), clients, asked, batch_size)
-    return jax.lax.psum(total, AXIS), reports
+    return _sum_over_devices(total), reports
 
   by_client, whole = PartitionSpec(AXIS), PartitionSpec()
   total, reports = jax.shard_map(
@@ -123,6 +123,24 @@ def _map_over_mesh(
   )(broadcast, clients, asked)
   reports = Placement(mesh=mesh).replicated(reports)
   return total, jax.tree.map(lambda leaf: leaf[:num_clients], reports)
+
+
+def _sum_over_devices(tree: Any) -> Any:
+  """The sum of the devices' trees, in one message for each type of number.
+
+  Between processes every message costs a millisecond, whatever its length.
+  """
+  leaves, structure = jax.tree.flatten(tree)
+  summed: dict[int, jax.Array] = {}
+  for dtype in sorted({leaf.dtype for leaf in leaves}, key=str):
+    places = [i for i, leaf in enumerate(leaves) if leaf.dtype == dtype]
+    flat = jnp.concatenate([leaves[i].ravel() for i in places])
+    ends = np.cumsum([leaves[i].size for i in places])[:-1]
+    parts = jnp.split(jax.lax.psum(flat, AXIS), ends)
+    summed |= {
+      i: part.reshape(leaves[i].shape) for i, part in zip(places, parts, strict=True)
+    }
+  return jax.tree.unflatten(structure, [summed[i] for i in range(len(leaves))])
 
 
 def _map_here(
