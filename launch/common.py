@@ -4,9 +4,11 @@ import itertools
 import os
 import pathlib
 import re
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import NoReturn
 
 import jax
@@ -60,9 +62,20 @@ def config() -> ml_collections.ConfigDict:
   return CONFIG.value
 
 
+def interrupt(signal_number: int, frame: FrameType | None) -> None:
+  """Handles a signal to stop: from here on, whatever fails does so because of it.
+
+  Orbax would log the interruption of its waiting as a failure, with a traceback.
+  """
+  logging.set_verbosity(logging.FATAL)
+  raise KeyboardInterrupt
+
+
 def run(main: Callable[[], None]) -> NoReturn:
   """Runs `main` as `absl.app.run` does, with errors of input in one line."""
   set_up_jax()
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Not ignored.
+    signal.signal(signal.SIGINT, interrupt)
 
   def guarded(argv: Sequence[str]) -> None:
     if len(argv) > 1:

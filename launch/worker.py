@@ -21,7 +21,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from types import FrameType
 from typing import IO, Any, NamedTuple
 
 import jax
@@ -212,7 +211,7 @@ def main() -> None:
     stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
   faulthandler.enable()  # A crash of compiled code leaves a traceback in the log.
   jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-  signal.signal(signal.SIGTERM, _interrupt)
+  signal.signal(signal.SIGTERM, common.interrupt)
   with contextlib.suppress(KeyboardInterrupt):
     threading.Thread(target=_listen, args=(jobs,), daemon=True).start()
     _say(answers, {"ready": True})
@@ -261,10 +260,6 @@ def _listen(jobs: "queue.SimpleQueue[Job | None]") -> None:
     signal.pthread_kill(main_thread, signal.SIGTERM)  # It may be in a run.
   time.sleep(_GRACE)  # A run takes notice between rounds, which may be long.
   os._exit(1)
-
-
-def _interrupt(signal_number: int, frame: FrameType | None) -> None:
-  raise KeyboardInterrupt
 
 
 def _say(answers: IO[str], answer: dict[str, Any]) -> None:

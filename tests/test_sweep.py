@@ -15,7 +15,7 @@ import pytest
 from fedbnr_jax import model
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
-from launch import sweep, worker
+from launch import common, sweep, worker
 from tests.runs import SUMMARY, assert_refused, assert_same_bits, timeless
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -333,7 +333,7 @@ def test_bad_number_of_workers_is_refused(text: str):
 
 def test_number_of_workers():
   assert sweep.parse_workers("3") == 3
-  assert sweep.parse_workers("auto") == len(sweep.available_cores())
+  assert sweep.parse_workers("auto") == len(common.available_cores())
 
 
 # -------------------------------------------------------------------- the sweep stopped
