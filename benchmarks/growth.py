@@ -24,14 +24,14 @@ _MODES = {
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--clients", default="10,100,1000,10000,100000")
-  parser.add_argument("--repeats", type=int, default=5)
   options = parser.parse_args()
   rows = []
   for mode, extra in _MODES.items():
     base = None
     for count in (int(text) for text in options.clients.split(",")):
       shape = {"clients": count, "rows": 34, "inputs": 18, "width": 64}
-      settings = shape | {"local_steps": 5, "repeats": options.repeats} | extra
+      repeats = 10 if count < 10_000 else 3 if count < 100_000 else 2
+      settings = shape | {"local_steps": 5, "repeats": repeats} | extra
       result = tools.run_json(["launch.benchmark", "--json", *tools.flags(**settings)])
       base = result["peak_rss_mb"] if count == 100 else base
       over = result["peak_rss_mb"] - base if base is not None else float("nan")
@@ -47,7 +47,7 @@ def main() -> None:
         }
       )
       print(tools.markdown(rows[-1:]), flush=True)
-  tools.write("growth", rows)
+      tools.write("growth", rows)
   print(tools.markdown(rows))
   draw(rows)
 

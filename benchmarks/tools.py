@@ -1,5 +1,6 @@
 """What the benchmarks share: a program in a process of its own, its JSON, a table."""
 
+import csv
 import json
 import os
 import pathlib
@@ -50,7 +51,7 @@ def _text(value: Any) -> str:
 def write(name: str, rows: Sequence[dict[str, Any]]) -> None:
   """Keeps rows as `results/<name>.csv`."""
   RESULTS.mkdir(exist_ok=True)
-  names = list(rows[0])
-  lines = [",".join(names)]
-  lines += [",".join(str(row[name]) for name in names) for row in rows]
-  (RESULTS / f"{name}.csv").write_text("\n".join(lines) + "\n")
+  with open(RESULTS / f"{name}.csv", "w", newline="") as file:
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
