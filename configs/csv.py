@@ -15,6 +15,7 @@ from fedbnr_jax import config as config_lib
 
 def get_config() -> ml_collections.ConfigDict:
   config = config_lib.base()
+  config.method = "fedbnr-ev"  # The better calibrated, on validation rows.
   config.data.source = "table"
   config.data.name = ""
   return config

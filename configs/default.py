@@ -13,6 +13,7 @@ from fedbnr_jax import config as config_lib
 
 def get_config() -> ml_collections.ConfigDict:
   config = config_lib.base()
+  config.method = "fedbnr-ev"  # The better calibrated, on validation rows.
   config.num_clients = 2
   config.num_rounds = 40
   config.learning_rate = 5e-3

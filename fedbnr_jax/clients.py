@@ -69,7 +69,6 @@ def descend(
   Returns:
     The parameters, and the loss before each step [num_steps].
   """
-  floor = jnp.log(jnp.asarray(min_noise_std, params.log_noise_std.dtype))
 
   def step(carry: tuple[ModelParams, Any], _: None) -> tuple[Any, jax.Array]:
     params, optimizer_state = carry
@@ -77,14 +76,18 @@ def descend(
     # Optax raises floats to integer powers, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
-    params = optax.apply_updates(params, updates)
-    # A projection: σ may rest on its floor and leave it again.
-    params = params.replace(log_noise_std=jnp.maximum(params.log_noise_std, floor))
+    params = keep_above(min_noise_std, optax.apply_updates(params, updates))
     return (params, optimizer_state), value
 
   carry = (params, optimizer.init(params))
   (params, _), values = jax.lax.scan(step, carry, length=num_steps)
   return params, values
+
+
+def keep_above(min_noise_std: float, params: ModelParams) -> ModelParams:
+  """A projection: σ may rest on its floor and leave it again."""
+  floor = jnp.log(jnp.asarray(min_noise_std, params.log_noise_std.dtype))
+  return params.replace(log_noise_std=jnp.maximum(params.log_noise_std, floor))
 
 
 def local_stats(

@@ -70,9 +70,24 @@ def base() -> ml_collections.ConfigDict:
   config.kd.fraction = 0.8  # Of the validation rows, held by the server.
 
   config.central = ml_collections.ConfigDict()
-  # Of the pooled reference; 0: as `learning_rate`. Without the averaging of clients,
-  # whose steps partly cancel, the rate that suits them may overshoot.
+  # Of the pooled reference, and of fedbnr-exact, which takes the same steps; 0: as
+  # `learning_rate`. Without the averaging of clients, whose steps partly cancel, the
+  # rate that suits them may overshoot.
   config.central.learning_rate = 0.0
+
+  config.evidence = ml_collections.ConfigDict()  # For fedbnr-ev and fedbnr-kd-ev.
+  # Whether the next round's local steps start from the re-estimated σ and λ.
+  config.evidence.feedback = False
+  # Of predictions: "varying" with the input, from summed residuals; or "constant".
+  config.evidence.noise = "varying"
+
+  config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
+  config.exact.optimizer = "adam"  # Or "lbfgs".
+  # Local steps on the majoriser of the global evidence in each exchange; 0: none, the
+  # server follows the exact gradient.
+  config.exact.local_steps = 0
+  config.exact.warm_start_rounds = 0  # Rounds of fedbnr before the first exact one.
+  config.exact.noise = "constant"  # Of predictions; or "varying", as above.
 
   config.data = ml_collections.ConfigDict()
   config.data.source = "synthetic"  # Or "uci", "table".
@@ -113,6 +128,9 @@ _CHOICES = {
   "data.source": ("synthetic", "uci", "table"),
   "mean.scales": ("arithmetic", "log"),
   "statistics": ("all", "answering"),
+  "exact.optimizer": ("adam", "lbfgs"),
+  "evidence.noise": ("varying", "constant"),
+  "exact.noise": ("varying", "constant"),
 }
 
 
@@ -148,6 +166,11 @@ def validate(config: ml_collections.ConfigDict) -> None:
       "config.central.learning_rate must be a positive number, or 0 for the common "
       f"one, got {config.central.learning_rate}."
     )
+  for name in ("local_steps", "warm_start_rounds"):
+    if config.exact[name] < 0:
+      raise InputError(
+        f"config.exact.{name} must not be negative, got {config.exact[name]}."
+      )
   _validate_distillation(config.kd)
   _validate_layout(config)
 

@@ -37,8 +37,8 @@ class StreamedRound:
   algorithm: FederatedAlgorithm
   chunk_size: int  # Clients on the device at a time.
   draw: Callable[[chex.PRNGKey, int], jax.Array]
-  add: tuple[_Add, ...]  # One an exchange.
-  combine: tuple[Callable[..., ServerState], ...]
+  add: dict[Exchange, _Add]
+  combine: dict[Exchange, Callable[..., ServerState]]
   close: Callable[..., tuple[ServerState, RoundInfo]]
 
   def jit(self) -> "StreamedRound":
@@ -46,36 +46,45 @@ class StreamedRound:
     return dataclasses.replace(
       self,
       draw=jax.jit(self.draw, static_argnums=1),
-      add=tuple(jax.jit(add, donate_argnums=0) for add in self.add),
-      combine=tuple(jax.jit(combine) for combine in self.combine),
+      add={key: jax.jit(add, donate_argnums=0) for key, add in self.add.items()},
+      combine={key: jax.jit(combine) for key, combine in self.combine.items()},
       close=jax.jit(self.close),
     )
 
   def __call__(
     self, key: chex.PRNGKey, state: ServerState, federation: Federation
   ) -> tuple[ServerState, RoundInfo]:
-    federation = self.algorithm.view(federation)
-    num_clients, server = federation.num_clients, federation.server
-    answered = self.draw(key, num_clients)
-    before, reports = state, []
-    for index, exchange in enumerate(self.algorithm.exchanges):
-      asked = np.ones(num_clients, bool)
-      if not exchange.asks_all:
-        asked = np.asarray(answered)
-      total, report = self._collect(index, state, federation, asked)
-      state = self.combine[index](state, server, total)
-      reports.append(report)
-    return self.close(before, state, server, reports, answered)
+    algorithm = self.algorithm
+    federation = algorithm.view(federation)
+    answered = self.draw(key, federation.num_clients)
+    warm = int(state.num_rounds) < algorithm.num_warm_up
+    stages = algorithm.warm_up if warm else algorithm.stages
+    floats = algorithm.floats(stages, state, federation.server)
+    before, loss = state, None
+    for stage in stages:
+      state = stage.begin(state)
+      for exchange in stage.exchanges * stage.times:
+        asked = np.ones(federation.num_clients, bool)
+        if not exchange.asks_all:
+          asked = np.asarray(answered)
+        total, told = self._collect(exchange, state, federation, asked)
+        state = self.combine[exchange](state, federation.server, total)
+        loss = loss if told is None else told
+    return self.close(before, state, loss, np.asarray(floats), answered)
 
   def _collect(
-    self, index: int, state: ServerState, federation: Federation, asked: np.ndarray
+    self,
+    exchange: Exchange,
+    state: ServerState,
+    federation: Federation,
+    asked: np.ndarray,
   ) -> tuple[Any, Any]:
     """The summed message, and the reports [K, ...], zeros for those not asked."""
     mesh = self.algorithm.placement.mesh
     num_devices = 1 if mesh is None else mesh.size
     # No more than there are: what a chunk lacks is filled up with copies.
     size = min(self.chunk_size, -(-len(asked) // num_devices) * num_devices)
-    total: Any = None
+    add, total = self.add[exchange], None
     parts: list[tuple[np.ndarray, Any]] = []
     for chosen, chunk, valid in _chunks(federation.clients, asked, size):
       arguments = (
@@ -84,12 +93,12 @@ class StreamedRound:
         *devices.share((chunk, valid), mesh),
       )
       if total is None:
-        shape, _ = jax.eval_shape(partial(self.add[index], None), *arguments)
+        shape, _ = jax.eval_shape(partial(add, None), *arguments)
         total = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
         total = devices.replicate(total, mesh)
       # At most two chunks are there: the one that is computed, and this one.
       jax.block_until_ready(total)
-      total, report = self.add[index](total, *arguments)
+      total, report = add(total, *arguments)
       parts.append((chosen, report))
     return total, _gathered(parts, len(asked))
 
@@ -112,13 +121,14 @@ def streamed(algorithm: FederatedAlgorithm, chunk_size: int) -> StreamedRound:
       return message, reports
     return jax.tree.map(jnp.add, total, message), reports
 
+  exchanges = algorithm.exchanges
   return StreamedRound(
     algorithm=algorithm,
     # As many clients for each device.
     chunk_size=-(-chunk_size // num_devices) * num_devices,
     draw=algorithm.draw,
-    add=tuple(partial(add, exchange) for exchange in algorithm.exchanges),
-    combine=tuple(exchange.server for exchange in algorithm.exchanges),
+    add={exchange: partial(add, exchange) for exchange in exchanges},
+    combine={exchange: exchange.server for exchange in exchanges},
     close=algorithm.close,
   )
 

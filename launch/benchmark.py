@@ -23,7 +23,7 @@ from absl import flags
 from jax.experimental import multihost_utils
 
 from fedbnr_jax import aggregation, devices, urk
-from fedbnr_jax.algorithms.base import FederatedAlgorithm, ServerState
+from fedbnr_jax.algorithms.base import FederatedAlgorithm, ServerState, Stage
 from fedbnr_jax.algorithms.fedbnr import fedbnr
 from fedbnr_jax.federation import Clients, Federation
 from fedbnr_jax.mapping import Placement, client_mesh
@@ -164,7 +164,7 @@ def build(shape: Shape, placement: Placement) -> FederatedAlgorithm:
     num_local_steps=shape.local_steps,
     placement=placement,
   )
-  return dataclasses.replace(whole, exchanges=whole.exchanges[:1])
+  return dataclasses.replace(whole, stages=(Stage(whole.exchanges[:1]),))
 
 
 def prepare_round(shape: Shape, algorithm: FederatedAlgorithm) -> Callable[[], Any]:

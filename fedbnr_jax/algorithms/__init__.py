@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 import ml_collections
 
-from fedbnr_jax.algorithms import central, fedbnr
+from fedbnr_jax.algorithms import central, exact, fedbnr
 from fedbnr_jax.algorithms.base import (
   Exchange,
   FederatedAlgorithm,
   RoundInfo,
   ServerState,
+  Stage,
 )
 from fedbnr_jax.config import require_choice
 
@@ -26,6 +27,9 @@ class Method(NamedTuple):
 METHODS: dict[str, Method] = {
   "fedbnr": Method(fedbnr.from_config),
   "fedbnr-kd": Method(fedbnr.distilled_from_config, distils=True),
+  "fedbnr-ev": Method(fedbnr.evidence_from_config),
+  "fedbnr-kd-ev": Method(fedbnr.distilled_evidence_from_config, distils=True),
+  "fedbnr-exact": Method(exact.from_config),
   "central": Method(central.from_config, pooled=True),
 }
 
@@ -43,5 +47,6 @@ __all__ = [
   "Method",
   "RoundInfo",
   "ServerState",
+  "Stage",
   "method",
 ]

@@ -1,4 +1,4 @@
-"""The interface that every method implements: init, exchanges of a round, predict."""
+"""The interface that every method implements: init, stages of a round, predict."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,16 +26,24 @@ class ServerState(struct.PyTreeNode):
   posterior: Posterior  # Of the last layer; before the first round, the prior.
   num_clients: jax.Array  # [] int32, whose statistics are in the posterior.
   num_rounds: jax.Array  # [] int32
+  memory: Any = ()  # Of methods whose server optimises: its optimiser's.
 
 
 class RoundInfo(struct.PyTreeNode):
   """Diagnostics of a round; not carried."""
 
   answered: jax.Array  # [K] bool, the clients that trained in this round.
-  client_loss: jax.Array  # [K] theirs before the last local step, nats per row.
+  client_loss: jax.Array  # [K] theirs before the last step, nats per row.
   train_nll: jax.Array  # [] global negative log evidence per row.
   floats_up: jax.Array  # [] floats that a client which answers sends in the round.
   floats_down: jax.Array  # [] floats it receives.
+
+
+class Floats(NamedTuple):
+  """Length of a client's messages."""
+
+  up: int
+  down: int
 
 
 class Exchange(NamedTuple):
@@ -45,12 +53,24 @@ class Exchange(NamedTuple):
   spread over devices, and be added up under encryption.
   """
 
-  # (state, server's set, rows of one client) -> (message, report).
+  # (state, server's set, rows of one client) -> (message, report). The report is None,
+  # or the client's loss [].
   client: Callable[[ServerState, ServerSet | None, Clients], tuple[Any, Any]]
   # (state, server's set, summed message) -> state.
   server: Callable[[ServerState, ServerSet | None, Any], ServerState]
+  # (state, server's set) -> what goes over the wire.
+  floats: Callable[[ServerState, ServerSet | None], Floats]
   # Whether clients that are not in this round are asked too.
   asks_all: bool = False
+
+
+class Stage(NamedTuple):
+  """Exchanges in order, so many times over."""
+
+  exchanges: tuple[Exchange, ...]
+  times: int = 1
+  # What the server does before the first of them.
+  begin: Callable[[ServerState], ServerState] = lambda state: state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,31 +78,71 @@ class FederatedAlgorithm:
   """A method: pure functions, which the caller jits."""
 
   init: Callable[[chex.PRNGKey, Federation], ServerState]
-  exchanges: tuple[Exchange, ...]  # Of one round, in order.
-  # (state after the round, server's set, reports of each exchange, [K] who answered).
-  describe: Callable[[ServerState, ServerSet | None, list[Any], jax.Array], RoundInfo]
+  stages: tuple[Stage, ...]  # Of one round, in order.
+  train_nll: Callable[[ServerState], jax.Array]  # [] per row.
   # x [N, D] -> mean [N], variance [N] of the standardised target.
   predict: Callable[[ServerState, jax.Array], tuple[jax.Array, jax.Array]]
   participation: Participation
   placement: Placement
   # What of the federation the method sees.
   view: Callable[[Federation], Federation] = lambda federation: federation
+  sends: bool = True  # Whether messages are sent at all, and so counted.
+  # The first rounds may be of other stages.
+  warm_up: tuple[Stage, ...] = ()
+  num_warm_up: int = 0
+
+  @property
+  def exchanges(self) -> tuple[Exchange, ...]:
+    """All there are, each once."""
+    stages = (*self.warm_up, *self.stages)
+    return tuple(dict.fromkeys(e for stage in stages for e in stage.exchanges))
 
   def round(
     self, key: chex.PRNGKey, state: ServerState, federation: Federation
   ) -> tuple[ServerState, RoundInfo]:
-    """All exchanges, with the clients that the key draws."""
+    """All stages, with the clients that the key draws."""
     federation = self.view(federation)
     answered = self.draw(key, federation.num_clients)
-    before, reports = state, []
-    for exchange in self.exchanges:
-      asked = self.asked(exchange, answered, federation)
-      total, report = self.collect(
-        exchange, state, federation.server, federation.clients, asked
+
+    def run(stages: tuple[Stage, ...], state: ServerState) -> tuple[Any, ...]:
+      floats = self.floats(stages, state, federation.server)
+      loss: Any = None
+      for stage in stages:
+        state, told = self._run_stage(stage, state, federation, answered)
+        loss = loss if told is None else told
+      return state, loss, jnp.asarray(floats)
+
+    if self.num_warm_up:
+      warm = state.num_rounds < self.num_warm_up
+      result = jax.lax.cond(
+        warm, partial(run, self.warm_up), partial(run, self.stages), state
       )
-      state = exchange.server(state, federation.server, total)
-      reports.append(jax.tree.map(lambda a: a[: federation.num_clients], report))
-    return self.close(before, state, federation.server, reports, answered)
+    else:
+      result = run(self.stages, state)
+    after, loss, floats = result
+    return self.close(state, after, loss, floats, answered)
+
+  def _run_stage(
+    self, stage: Stage, state: ServerState, federation: Federation, answered: jax.Array
+  ) -> tuple[ServerState, jax.Array | None]:
+    """The state after a stage, and the clients' last losses [K]."""
+
+    def once(state: ServerState, _: None) -> tuple[ServerState, jax.Array | None]:
+      loss = None
+      for exchange in stage.exchanges:
+        asked = self.asked(exchange, answered, federation)
+        total, told = self.collect(
+          exchange, state, federation.server, federation.clients, asked
+        )
+        state = exchange.server(state, federation.server, total)
+        loss = loss if told is None else told[: federation.num_clients]
+      return state, loss
+
+    state = stage.begin(state)
+    if stage.times == 1:
+      return once(state, None)
+    state, losses = jax.lax.scan(once, state, length=stage.times)
+    return state, None if losses is None else losses[-1]
 
   # ------------------------------------ the parts of a round, also for streaming it
 
@@ -129,12 +189,28 @@ class FederatedAlgorithm:
       asked,
     )
 
+  def floats(
+    self, stages: tuple[Stage, ...], state: ServerState, server: ServerSet | None
+  ) -> tuple[int, int]:
+    """Floats up and down of a client that answers in every exchange of a round."""
+    if not self.sends:
+      return 0, 0
+    lengths = [
+      (stage.times, exchange.floats(state, server))
+      for stage in stages
+      for exchange in stage.exchanges
+    ]
+    return (
+      sum(times * floats.up for times, floats in lengths),
+      sum(times * floats.down for times, floats in lengths),
+    )
+
   def close(
     self,
     before: ServerState,
     after: ServerState,
-    server: ServerSet | None,
-    reports: list[Any],
+    loss: jax.Array,
+    floats: jax.Array,
     answered: jax.Array,
   ) -> tuple[ServerState, RoundInfo]:
     """The end of a round: where nobody answered, nothing has changed."""
@@ -142,5 +218,5 @@ class FederatedAlgorithm:
       anybody = jnp.any(answered)
       after = jax.tree.map(partial(jnp.where, anybody), after, before)
     after = after.replace(num_rounds=before.num_rounds + 1)
-    info = self.describe(after, server, reports, answered)
+    info = RoundInfo(answered, loss, self.train_nll(after), floats[0], floats[1])
     return self.placement.replicated((after, info))

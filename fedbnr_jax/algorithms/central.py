@@ -1,31 +1,17 @@
 """The pooled URK-GP: FedBNR with one client that holds every row."""
 
 import dataclasses
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import ml_collections
 
 from fedbnr_jax.algorithms import fedbnr
-from fedbnr_jax.algorithms.base import FederatedAlgorithm, RoundInfo, ServerState
-from fedbnr_jax.federation import ServerSet, pooled
+from fedbnr_jax.algorithms.base import FederatedAlgorithm
+from fedbnr_jax.federation import pooled
 
 
 def central(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
   """Wraps a method so that it sees the pooled rows, for reference."""
-
-  def describe(
-    state: ServerState,
-    server: ServerSet | None,
-    reports: list[Any],
-    answered: jax.Array,
-  ) -> RoundInfo:
-    info = algorithm.describe(state, server, reports, answered)
-    nothing = jnp.zeros_like(info.floats_up)  # Pooled rows need no messages.
-    return info.replace(floats_up=nothing, floats_down=nothing)
-
-  return dataclasses.replace(algorithm, describe=describe, view=pooled)
+  return dataclasses.replace(algorithm, view=pooled, sends=False)
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:

@@ -2,29 +2,24 @@
 
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import ml_collections
 import optax
 
-from fedbnr_jax import aggregation, blr, urk
+from fedbnr_jax import aggregation, urk
 from fedbnr_jax.aggregation import Aggregator
+from fedbnr_jax.algorithms import last_layer
 from fedbnr_jax.algorithms.base import (
   Exchange,
   FederatedAlgorithm,
-  RoundInfo,
+  Floats,
   ServerState,
+  Stage,
 )
-from fedbnr_jax.clients import (
-  ModelParams,
-  descend,
-  evidence_loss,
-  features_of,
-  local_stats,
-)
+from fedbnr_jax.clients import descend, evidence_loss
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.federation import Clients, Federation, ServerSet
+from fedbnr_jax.federation import Clients, ServerSet
 from fedbnr_jax.mapping import Placement, client_mesh
 from fedbnr_jax.optimizers import adam
 from fedbnr_jax.participation import Participation
@@ -39,6 +34,9 @@ def fedbnr(
   initial_noise_std: float = 0.5,
   initial_prior_std: float = 1.0,
   min_noise_std: float = 1e-3,
+  scales: last_layer.Scales = last_layer.trained_scales,
+  feedback: bool = False,
+  varying_noise: bool = False,
   participation: Participation = Participation(),  # noqa: B008  Immutable.
   placement: Placement = Placement(),  # noqa: B008
 ) -> FederatedAlgorithm:
@@ -52,10 +50,14 @@ def fedbnr(
     initial_noise_std: σ at the start, in units of the target's std.
     initial_prior_std: λ at the start.
     min_noise_std: Floor of σ.
+    scales: How σ and λ of the posterior are found: as trained, or from the summed
+      statistics.
+    feedback: Whether the next round's local steps start from these σ and λ.
+    varying_noise: Whether the noise of predictions depends on the input.
     participation: Who takes part in a round; everyone by default.
     placement: On which devices, and how many clients at a time.
   """
-  _check_positive(
+  check_positive(
     num_local_steps=num_local_steps,
     initial_noise_std=initial_noise_std,
     initial_prior_std=initial_prior_std,
@@ -63,51 +65,27 @@ def fedbnr(
     batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
   participation.check()
-
-  def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
-    x = federation.clients.x
-    # Only shape and type of the rows matter: one seed, one kernel, whoever has what.
-    feature_params = feature_map.init(key, jnp.zeros(x.shape[1:], x.dtype))
-    params = ModelParams(
-      theta=feature_params.theta,
-      log_noise_std=jnp.log(jnp.asarray(initial_noise_std, x.dtype)),
-      log_prior_std=jnp.log(jnp.asarray(initial_prior_std, x.dtype)),
-    )
-    num_features = jax.eval_shape(feature_map.apply, feature_params, x[0]).shape[-1]
-    stats, nobody = blr.empty_stats(num_features), jnp.zeros((), jnp.int32)
-    posterior = _posterior(stats, params)
-    state = ServerState(
-      feature_params.omega, params, stats, posterior, nobody, jnp.zeros((), jnp.int32)
-    )
-    return placement.replicated(state)
-
-  def describe(
-    state: ServerState,
-    server: ServerSet | None,
-    reports: list[Any],
-    answered: jax.Array,
-  ) -> RoundInfo:
-    stats = state.stats
-    nll = blr.negative_log_marginal_likelihood_from_stats(stats, state.posterior)
-    message_floats = aggregator.floats(state.params, server)
-    return RoundInfo(
-      answered=answered,
-      client_loss=reports[0],
-      train_nll=nll / jnp.maximum(stats.count, 1),
-      floats_up=jnp.asarray(message_floats + _floats(stats) + 2),
-      floats_down=jnp.asarray(state.params.size + _floats(stats)),
-    )
-
-  def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    features = features_of(feature_map, state.params, state.omega, x)
-    return blr.predict(state.posterior, features)
-
   learning = learn_kernel(
     feature_map, optimizer, aggregator, num_local_steps, min_noise_std
   )
-  conditioning = condition(feature_map, asks_all=not participation.statistics_too)
+  asks_all = not participation.statistics_too
+  conditioning = last_layer.condition(
+    feature_map, asks_all=asks_all, scales=scales, feedback=feedback
+  )
+  noise = last_layer.learn_noise(feature_map, asks_all=asks_all)
   return FederatedAlgorithm(
-    init, (learning, conditioning), describe, predict, participation, placement
+    init=last_layer.initial_state(
+      feature_map,
+      initial_noise_std,
+      initial_prior_std,
+      placement,
+      varying_noise=varying_noise,
+    ),
+    stages=(Stage((learning, conditioning, *(noise if varying_noise else ()))),),
+    train_nll=last_layer.train_nll,
+    predict=last_layer.prediction(feature_map),
+    participation=participation,
+    placement=placement,
   )
 
 
@@ -131,56 +109,29 @@ def learn_kernel(
       min_noise_std,
       state.params,
     )
-    # A divergence in the last step shows in the parameters only.
-    sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(local)]
-    loss_now = jnp.where(jnp.all(jnp.stack(sound)), losses[-1], jnp.nan)
     message = aggregator.message(local, state.omega, rows, server)
-    return message, loss_now.astype(losses.dtype)
+    # A divergence in the last step shows in the parameters only.
+    return message, unless_finite(local, losses[-1])
 
   def combine(state: ServerState, server: ServerSet | None, total: Any) -> ServerState:
     params = aggregator.combine(state.params, state.omega, total, server)
     return state.replace(params=params)
 
-  return Exchange(client, combine)
+  def floats(state: ServerState, server: ServerSet | None) -> Floats:
+    # The parameters are there: phase 2 of the round before has sent them.
+    return Floats(aggregator.floats(state.params, server), 0)
+
+  return Exchange(client, combine, floats)
 
 
-def condition(feature_map: urk.FeatureMap, *, asks_all: bool) -> Exchange:
-  """Phase 2, merged: every client's statistics up, one posterior."""
-
-  def client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, None]:
-    del server
-    stats = local_stats(feature_map, state.params, state.omega, rows)
-    return (stats, jnp.ones((), jnp.int32)), None
-
-  def combine(state: ServerState, server: ServerSet | None, total: Any) -> ServerState:
-    del server
-    stats, num_clients = total
-    posterior = _posterior(stats, state.params)
-    return state.replace(stats=stats, posterior=posterior, num_clients=num_clients)
-
-  return Exchange(client, combine, asks_all)
+def unless_finite(tree: Any, loss: jax.Array) -> jax.Array:
+  """The loss, or NaN where something in the tree is not finite."""
+  sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+  return jnp.where(jnp.all(jnp.stack(sound)), loss, jnp.nan).astype(loss.dtype)
 
 
-def _posterior(stats: blr.SufficientStats, params: ModelParams) -> blr.Posterior:
-  dtype = stats.gram.dtype
-  return blr.posterior(
-    stats, params.noise_std.astype(dtype), params.prior_std.astype(dtype)
-  )
-
-
-def _floats(stats: blr.SufficientStats) -> int:
-  """Floats of a Gram's triangle and a vector: phase 2 up, and its posterior down.
-
-  Phase 2 is merged and run every round. The parameters go down once a round: phase 2
-  and the next round's local steps start from the same ones. ω is a seed.
-  """
-  (num_features,) = stats.moment.shape
-  return num_features * (num_features + 1) // 2 + num_features
-
-
-def _check_positive(**settings: float) -> None:
+def check_positive(**settings: float) -> None:
+  """Raises InputError for the first that is not."""
   for name, value in settings.items():
     if not value > 0:
       raise InputError(f"{name} must be positive, got {value}.")
@@ -193,7 +144,35 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
 
 def distilled_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Method `fedbnr-kd`."""
-  aggregator = aggregation.distillation(
+  return _with(config, _distillation(config))
+
+
+def evidence_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
+  """Method `fedbnr-ev`."""
+  return _with(config, _mean(config), **_evidence(config))
+
+
+def distilled_evidence_from_config(
+  config: ml_collections.ConfigDict,
+) -> FederatedAlgorithm:
+  """Method `fedbnr-kd-ev`."""
+  return _with(config, _distillation(config), **_evidence(config))
+
+
+def _evidence(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  return {
+    "scales": last_layer.evidence_scales,
+    "feedback": config.evidence.feedback,
+    "varying_noise": config.evidence.noise == "varying",
+  }
+
+
+def _mean(config: ml_collections.ConfigDict) -> Aggregator:
+  return aggregation.mean(scales=config.mean.scales, by_rows=config.mean.by_rows)
+
+
+def _distillation(config: ml_collections.ConfigDict) -> Aggregator:
+  return aggregation.distillation(
     urk.from_config(config),
     adam(config.kd.learning_rate),
     num_steps=config.kd.num_steps,
@@ -201,26 +180,29 @@ def distilled_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorit
     min_noise_std=config.min_noise_std,
     start=_mean(config) if config.kd.warm_start else None,
   )
-  return _with(config, aggregator)
-
-
-def _mean(config: ml_collections.ConfigDict) -> Aggregator:
-  return aggregation.mean(scales=config.mean.scales, by_rows=config.mean.by_rows)
 
 
 def _with(
-  config: ml_collections.ConfigDict, aggregator: Aggregator
+  config: ml_collections.ConfigDict, aggregator: Aggregator, **scales: Any
 ) -> FederatedAlgorithm:
   return fedbnr(
     urk.from_config(config),
     adam(config.learning_rate),
     aggregator,
     num_local_steps=config.num_local_steps,
-    initial_noise_std=config.initial_noise_std,
-    initial_prior_std=config.initial_prior_std,
-    min_noise_std=config.min_noise_std,
-    participation=Participation(
+    **common_settings(config),
+    **scales,
+  )
+
+
+def common_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """What every kernel method takes from the config."""
+  return {
+    "initial_noise_std": config.initial_noise_std,
+    "initial_prior_std": config.initial_prior_std,
+    "min_noise_std": config.min_noise_std,
+    "participation": Participation(
       config.participation, config.dropout, config.statistics == "answering"
     ),
-    placement=Placement(config.client_batch_size or None, client_mesh(config.mesh)),
-  )
+    "placement": Placement(config.client_batch_size or None, client_mesh(config.mesh)),
+  }

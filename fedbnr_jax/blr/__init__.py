@@ -6,12 +6,21 @@ B = I + ρ ΦᵀΦ (all eigenvalues ≥ 1), never by an inverse of A = B/λ². Q
 forms are written so that an error of the solution enters squared.
 """
 
-from fedbnr_jax.blr.evidence import fit_evidence
+from fedbnr_jax.blr.evidence import fit_evidence, improve_evidence
 from fedbnr_jax.blr.likelihood import negative_log_marginal_likelihood
+from fedbnr_jax.blr.majoriser import majoriser, scale_gradient
+from fedbnr_jax.blr.noise import (
+  NoiseMoments,
+  fit_noise,
+  noise_moments,
+  noise_ratio,
+  scale_noise,
+)
 from fedbnr_jax.blr.posterior import (
   Posterior,
   covariance,
   negative_log_marginal_likelihood_from_stats,
+  noise_variance,
   partial_mean,
   posterior,
   predict,
@@ -27,18 +36,27 @@ from fedbnr_jax.blr.statistics import (
 )
 
 __all__ = [
+  "NoiseMoments",
   "Posterior",
   "SufficientStats",
   "covariance",
   "empty_stats",
   "fit_evidence",
+  "fit_noise",
+  "improve_evidence",
+  "majoriser",
   "masked",
   "negative_log_marginal_likelihood",
   "negative_log_marginal_likelihood_from_stats",
+  "noise_moments",
+  "noise_ratio",
+  "noise_variance",
   "partial_mean",
   "posterior",
   "predict",
   "sample_weights",
+  "scale_gradient",
+  "scale_noise",
   "statistics_dtype",
   "sufficient_stats",
   "sum_stats",

@@ -19,6 +19,9 @@ class Posterior(struct.PyTreeNode):
   cholesky: jax.Array  # [M, M] lower factor of B = I + ρ ΦᵀΦ.
   noise_std: jax.Array  # [] σ
   prior_std: jax.Array  # [] λ
+  # Where the noise varies, its variance is σ² exp(φᵀu + c); see blr/noise.py.
+  noise_weights: jax.Array | None = None  # [M] u
+  noise_offset: jax.Array | None = None  # [] c
 
 
 def posterior(
@@ -54,8 +57,17 @@ def predict(
   whitened = solve_triangular(fitted.cholesky, features.T, lower=True)  # [M, N]
   variance = fitted.prior_std**2 * jnp.sum(whitened**2, axis=0)
   if with_noise:
-    variance = variance + fitted.noise_std**2
+    variance = variance + noise_variance(fitted, features)
   return jnp.matmul(features, fitted.mean, precision="highest"), variance
+
+
+def noise_variance(fitted: Posterior, features: jax.Array) -> jax.Array:
+  """Variance [N] of the noise at features [N, M]."""
+  constant = jnp.full(features.shape[:1], fitted.noise_std**2, features.dtype)
+  if fitted.noise_weights is None or fitted.noise_offset is None:
+    return constant
+  level = jnp.matmul(features, fitted.noise_weights, precision="highest")
+  return constant * jnp.exp(level + fitted.noise_offset)
 
 
 def sample_weights(key: chex.PRNGKey, fitted: Posterior, num_samples: int) -> jax.Array:

@@ -1,0 +1,128 @@
+"""Noise that varies with the input, from sums over clients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedbnr_jax import algorithms, blr, metrics
+from fedbnr_jax import config as config_lib
+from fedbnr_jax import federation as federation_lib
+
+
+def _rows(num_rows=3000, unequal=True, seed=0):
+  """Features with a constant, targets whose noise grows along the second feature."""
+  rng = np.random.default_rng(seed)
+  x = rng.uniform(-1, 1, size=num_rows)
+  features = np.stack([np.ones(num_rows), x, x**2], axis=1)
+  std = 0.3 * np.exp(1.5 * x) if unequal else np.full(num_rows, 0.3)
+  return features, features @ [1.0, -2.0, 0.5] + std * rng.normal(size=num_rows), std
+
+
+def _fit(features, targets, num_clients=1):
+  """As the exchanges do it: statistics, shape of the noise, scale of the noise."""
+  parts = [
+    (jnp.asarray(f), jnp.asarray(y))
+    for f, y in zip(
+      np.array_split(features, num_clients),
+      np.array_split(targets, num_clients),
+      strict=True,
+    )
+  ]
+
+  def add(*trees):
+    return jax.tree.map(lambda *leaves: sum(leaves), *trees)
+
+  stats = add(*(blr.sufficient_stats(*part) for part in parts))
+  fitted = blr.posterior(stats, *blr.fit_evidence(stats))
+  moments = add(*(blr.noise_moments(*part, fitted) for part in parts))
+  fitted = blr.fit_noise(fitted, stats, moments)
+  ratio = add(*(blr.noise_ratio(*part, fitted) for part in parts))
+  return blr.scale_noise(fitted, ratio, stats.count)
+
+
+def test_unequal_noise_is_found():
+  features, targets, std = _rows()
+  fitted = _fit(features, targets)
+  got = np.sqrt(blr.noise_variance(fitted, jnp.asarray(features)))
+  assert np.max(np.abs(np.log(got / std))) < 0.2
+  ratio = blr.noise_ratio(jnp.asarray(features), jnp.asarray(targets), fitted)
+  np.testing.assert_allclose(ratio, len(targets))
+
+
+def test_equal_noise_stays_equal():
+  features, targets, std = _rows(unequal=False)
+  fitted = _fit(features, targets)
+  got = np.sqrt(blr.noise_variance(fitted, jnp.asarray(features)))
+  np.testing.assert_allclose(got, std, rtol=0.1)
+
+
+def test_predictions_are_calibrated_where_one_sigma_is_not():
+  features, targets, _ = _rows()
+  new, truth, _ = _rows(seed=1)
+  fitted = _fit(features, targets)
+  constant = fitted.replace(noise_weights=None, noise_offset=None)
+  scores = [
+    metrics.evaluate(*blr.predict(one, jnp.asarray(new)), jnp.asarray(truth))
+    for one in (fitted, constant)
+  ]
+  assert scores[0]["ece"] < 0.02 < 0.05 < scores[1]["ece"]
+  assert scores[0]["nll"] < scores[1]["nll"] - 0.1
+  np.testing.assert_allclose(scores[0]["rmse"], scores[1]["rmse"], rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_clients", [2, 7, 100])
+def test_any_partition_gives_the_same_noise(num_clients):
+  features, targets, _ = _rows(300)
+  one, many = _fit(features, targets), _fit(features, targets, num_clients)
+  for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(many), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_padding_does_not_count():
+  features, targets, _ = _rows(40)
+  fitted = _fit(features, targets)
+  padded = jnp.asarray(np.pad(features, ((0, 9), (0, 0)), constant_values=np.nan))
+  y, mask = jnp.asarray(np.pad(targets, (0, 9))), jnp.arange(49) < 40
+  for function in (blr.noise_moments, blr.noise_ratio):
+    got = function(padded, y, fitted, mask)
+    wanted = function(jnp.asarray(features), jnp.asarray(targets), fitted)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_perfect_fit_stays_finite():
+  features, _, _ = _rows(50)
+  fitted = _fit(features, features @ np.array([1.0, -2.0, 0.5]))
+  variance = blr.noise_variance(fitted, jnp.asarray(features))
+  assert np.all(np.isfinite(variance))
+  assert np.all(variance >= 0)
+
+
+@pytest.mark.parametrize("method", ["fedbnr-ev", "fedbnr-exact"])
+def test_a_round_learns_the_noise_of_all_clients(method):
+  config = config_lib.base()
+  sizes = {"num_samples": 6, "hidden_size": 8, "latent_size": 2, "num_local_steps": 2}
+  config.update(sizes)
+  config.evidence.noise = config.exact.noise = "varying"
+  built = algorithms.method(method).build(config)
+  features, targets, _ = _rows(200)
+  parts = np.array_split(np.arange(200), 4)
+  data = federation_lib.build(features[:, 1:], targets / targets.std(), parts)
+  key = jax.random.key(0)
+  state = jax.jit(built.init)(key, data)
+  before = jax.tree.structure(state)
+  state, info = jax.jit(built.round)(key, state, data)
+  assert jax.tree.structure(state) == before
+  fitted = state.posterior
+  assert np.linalg.norm(fitted.noise_weights) > 0
+  pooled = federation_lib.pooled(data).clients
+  mean, variance = built.predict(state, pooled.x[0])
+  assert np.all(variance > 0)
+  config.evidence.noise = config.exact.noise = "constant"
+  plain = algorithms.method(method).build(config)
+  plain_state, plain_info = jax.jit(plain.round)(key, plain.init(key, data), data)
+  plain_mean, _ = plain.predict(plain_state, pooled.x[0])
+  np.testing.assert_allclose(mean, plain_mean, rtol=1e-5, atol=1e-6)
+  more = int(info.floats_up) - int(plain_info.floats_up)
+  assert more == 2 * 12 + 2 + 1
