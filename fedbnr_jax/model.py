@@ -11,7 +11,7 @@ import ml_collections
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import algorithms, training
+from fedbnr_jax import algorithms, blr, membership, training, urk
 from fedbnr_jax.checkpoints import Checkpoints
 from fedbnr_jax.data import Preprocessor, tables
 from fedbnr_jax.errors import InputError
@@ -47,10 +47,7 @@ class Model:
       the index of `features`.
     """
     prepared = self.preprocessor
-    parsed = tables.parse_features(
-      features, prepared.numeric_columns, prepared.categorical_columns
-    )
-    x = jnp.asarray(prepared.transform(parsed), self.config.dtype)
+    x = jnp.asarray(self._inputs(features))
     predict = _algorithm(self.config).predict
     if transform is not None:
       predict = transform(predict)
@@ -70,6 +67,30 @@ class Model:
       index=features.index,
     )
 
+  def statistics(
+    self, table: pd.DataFrame, transform: Callable[[Any], Any] | None = None
+  ) -> blr.SufficientStats:
+    """What the rows of a table say about the last layer, for `membership`.
+
+    Args:
+      table: Raw columns, named as in training, the target among them.
+      transform: Applied to the function of a batch of rows, as `jax.jit`.
+    """
+    x = self._inputs(table)
+    y = tables.parse_target(table, self.preprocessor.target_name)
+    y = self.preprocessor.standardise(y).astype(self.config.dtype)
+    return membership.statistics(
+      urk.from_config(self.config), self.state, membership.row_batches(x, y), transform
+    )
+
+  def _inputs(self, table: pd.DataFrame) -> np.ndarray:
+    """Standardised inputs [N, D], as the kernel was trained on them."""
+    prepared = self.preprocessor
+    parsed = tables.parse_features(
+      table, prepared.numeric_columns, prepared.categorical_columns
+    )
+    return prepared.transform(parsed).astype(self.config.dtype)
+
 
 def from_result(experiment: Experiment, result: training.Result) -> Model:
   """The model of a training that was just done."""
@@ -77,8 +98,13 @@ def from_result(experiment: Experiment, result: training.Result) -> Model:
   return Model(config, experiment.preprocessor, result.state)
 
 
-def load(workdir: str | os.PathLike[str]) -> Model:
-  """The model at the best validation round of the run in `workdir`."""
+def load(workdir: str | os.PathLike[str], *, released: bool = False) -> Model:
+  """The model at the best validation round of the run in `workdir`.
+
+  Args:
+    workdir: Folder of the run.
+    released: Take the posterior that `launch.privacy --release` has made.
+  """
   folder = RunFolder(workdir)
   config, preprocessor = folder.config(), folder.preprocessing()
   # Only shapes and dtypes of the state are wanted: nothing is computed.
@@ -96,7 +122,42 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     checkpoints.close()
   if saved is None:
     raise InputError(f"{workdir} holds no sound checkpoint: train again.")
-  return Model(config, preprocessor, saved.best)
+  state = saved.best
+  if released:
+    state = _with_released(folder, state)
+  elif folder.posterior.exists():
+    ledger = membership.read(folder.posterior)
+    if ledger.changes:
+      membership.require_kernel(ledger, state, folder.posterior)
+      state = membership.with_posterior(state, ledger)
+  return Model(config, preprocessor, state)
+
+
+def write_released(
+  folder: RunFolder,
+  trained: Model,
+  stats: blr.SufficientStats,
+  fitted: blr.Posterior,
+) -> None:
+  """Keeps noisy statistics, with the σ and λ that go with them, beside the run."""
+  noise_std, prior_std = float(fitted.noise_std), float(fitted.prior_std)
+  kernel = membership.kernel_digest(trained.state)
+  released = {"noise_std": noise_std, "prior_std": prior_std}
+  membership.write(
+    folder.released,
+    membership.Ledger(jax.device_get(stats), kernel, (released,)),
+  )
+
+
+def _with_released(folder: RunFolder, state: Any) -> Any:
+  if not folder.released.exists():
+    raise InputError(
+      f"{folder.path} has no private release: make one by launch.privacy --release."
+    )
+  ledger = membership.read(folder.released)
+  membership.require_kernel(ledger, state, folder.released)
+  stats = jax.tree.map(jnp.asarray, ledger.stats)
+  return state.replace(stats=stats, posterior=blr.posterior(stats, **ledger.changes[0]))
 
 
 def _algorithm(config: ml_collections.ConfigDict) -> algorithms.FederatedAlgorithm:

@@ -19,6 +19,7 @@ from launch import common
 
 _INPUT = flags.DEFINE_string("input", None, "Table to predict.")
 _OUTPUT = flags.DEFINE_string("output", None, "Table to write.")
+_RELEASED = flags.DEFINE_bool("released", False, "From the private release.")
 
 
 def main() -> None:
@@ -26,12 +27,12 @@ def main() -> None:
     raise InputError(
       "--input and --output are needed: name the tables to read and write."
     )
-  predict(common.workdir(), _INPUT.value, _OUTPUT.value)
+  predict(common.workdir(), _INPUT.value, _OUTPUT.value, _RELEASED.value)
 
 
-def predict(workdir: str, source: str, target: str) -> None:
+def predict(workdir: str, source: str, target: str, released: bool = False) -> None:
   """Adds the predicted columns to the table `source` and writes it to `target`."""
-  trained = model.load(workdir)
+  trained = model.load(workdir, released=released)
   if RunFolder(workdir).summary() is None:
     warnings.warn(
       f"the training in {workdir} is not finished: this is its best model so far.",

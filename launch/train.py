@@ -8,12 +8,13 @@ launch/distributed.py for several processes, on one machine or more.
 
 import sys
 
+import jax
 import ml_collections
 from tqdm import tqdm
 
 from fedbnr_jax import config as config_lib
 from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import processes, training
+from fedbnr_jax import membership, processes, training, urk
 from fedbnr_jax.experiment import Experiment
 from fedbnr_jax.records import Record, RunFolder, as_json, usable
 from fedbnr_jax.report import run as report
@@ -117,7 +118,19 @@ def finish(
 ) -> None:
   """Draws the figures and tells the result."""
   report.write_figures(experiment, program, result, folder.figures)
+  membership.write(folder.posterior, ledger(experiment, result))
   print(report.summary_text(training.summarise(experiment, result.history)))
+
+
+def ledger(experiment: Experiment, result: training.Result) -> membership.Ledger:
+  """The statistics of all training rows under the kernel of the best round."""
+  stats = membership.statistics(
+    urk.from_config(experiment.config),
+    result.state,
+    membership.client_batches(experiment.federation.clients),
+    jax.jit,
+  )
+  return membership.Ledger(stats, membership.kernel_digest(result.state))
 
 
 def _claim(experiment: Experiment, folder: RunFolder) -> None:

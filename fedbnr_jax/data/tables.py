@@ -106,6 +106,17 @@ def parse_features(
   return _frame(parsed)
 
 
+def parse_target(raw: pd.DataFrame, target: str) -> np.ndarray:
+  """The targets [N] of rows with the same columns as those of a training.
+
+  Raises:
+    InputError: If the column is missing or a cell cannot be used.
+  """
+  source = raw.attrs.get("source", "the table")
+  _check_exist(source, [str(c) for c in raw.columns], "target", [target])
+  return parse_column(raw, target, "numeric")
+
+
 def _frame(parsed: dict[str, np.ndarray]) -> pd.DataFrame:
   # An explicit object type keeps strings plain whatever pandas would make of them.
   return pd.DataFrame(

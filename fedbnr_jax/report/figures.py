@@ -23,6 +23,7 @@ from fedbnr_jax.metrics import central_level, interval_levels, observed_coverage
 
 # The Okabe–Ito palette: hues that stay apart under common colour blindness.
 _BLUE, _ORANGE, _GREEN = "#0072B2", "#D55E00", "#009E73"
+COLOURS = (_BLUE, _ORANGE, _GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _CLIENT_COLOURS = (_ORANGE, _GREEN, "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # Shape repeats what colour says, for print in grey.
 _CLIENT_MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -50,7 +51,7 @@ class BandPanel:
   client_names: tuple[str, ...] | None = None  # "client 1", ... by default.
 
 
-def _new_axes(
+def new_axes(
   rows: int, columns: int, size: tuple[float, float], **share: Any
 ) -> tuple[Figure, list[Axes]]:
   """A figure with a grid of bare axes, drawn in the house style."""
@@ -64,7 +65,7 @@ def _new_axes(
   return figure, axes
 
 
-def _save(figure: Figure, path: PathLike) -> None:
+def save(figure: Figure, path: PathLike) -> None:
   """Writes the figure as a PNG that is never seen half written."""
   target = pathlib.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +91,7 @@ def learning_curve(
     unit: unit of the error, for the axis.
     best_round: the round that validation chose, marked.
   """
-  figure, axes = _new_axes(2, 1, (6.4, 5.4), sharex=True)
+  figure, axes = new_axes(2, 1, (6.4, 5.4), sharex=True)
   rounds = metrics["round"].to_numpy()
   best = rounds == best_round
   # A run of few rounds needs dots to be seen at all.
@@ -110,7 +111,7 @@ def learning_curve(
   axes[1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
   axes[0].legend(frameon=False)
   axes[0].set_title("Learning curve", loc="left")
-  _save(figure, path)
+  save(figure, path)
 
 
 def reliability(
@@ -126,7 +127,7 @@ def reliability(
   reached = central_level(mean, variance, targets)
   share = np.asarray(observed_coverage(reached, levels))
   ece = float(np.mean(np.abs(share - levels)))
-  figure, (ax,) = _new_axes(1, 1, (5.0, 5.0))
+  figure, (ax,) = new_axes(1, 1, (5.0, 5.0))
   # The corners are certain: no interval holds no target, all of it holds all.
   promised = np.concatenate([[0.0], levels, [1.0]])
   observed = np.concatenate([[0.0], share, [1.0]])
@@ -139,7 +140,7 @@ def reliability(
   ax.set_ylabel("observed share of rows inside")
   ax.set_title(f"Reliability on {len(targets)} rows: ECE {ece:.3f}", loc="left")
   ax.legend(frameon=False, loc="upper left")
-  _save(figure, path)
+  save(figure, path)
 
 
 def predicted_against_true(
@@ -164,7 +165,7 @@ def predicted_against_true(
   order = np.argsort(targets, kind="stable")
   kept = np.linspace(0, len(order) - 1, min(len(order), _MAX_POINTS)).round()
   shown = order[kept.astype(int)]
-  figure, (ax,) = _new_axes(1, 1, (5.4, 5.4))
+  figure, (ax,) = new_axes(1, 1, (5.4, 5.4))
   for inside, colour, marker, label in (
     (True, _BLUE, "o", "true value inside the 95 % interval"),
     (False, _ORANGE, "D", "outside"),
@@ -183,7 +184,7 @@ def predicted_against_true(
   title = f"95 % intervals hold {covered.mean():.1%} of {len(order)} rows{of}"
   ax.set_title(title, loc="left", fontsize=11)
   ax.legend(frameon=False, loc="upper left")
-  _save(figure, path)
+  save(figure, path)
 
 
 def _client_looks(clients: np.ndarray) -> dict[int, tuple[str, str]]:
@@ -245,7 +246,7 @@ def _draw_panels(
 ) -> None:
   """Draws panels side by side on shared axes, with one legend for all."""
   size = (7.0, 4.6) if len(panels) == 1 else (5.2 * len(panels), 4.8)
-  figure, axes = _new_axes(1, len(panels), size, sharex=True, sharey=True)
+  figure, axes = new_axes(1, len(panels), size, sharex=True, sharey=True)
   looks = _client_looks(np.concatenate([p.train_client for p in panels]))
   entries: dict[str, Artist] = {}
   for ax, panel in zip(axes, panels, strict=True):
@@ -257,7 +258,7 @@ def _draw_panels(
   ncols = min(len(entries), 4 if len(panels) == 1 else 5)
   labels, handles = list(entries), list(entries.values())
   figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False)
-  _save(figure, path)
+  save(figure, path)
 
 
 def function_band(

@@ -1,0 +1,219 @@
+"""Rows that join or leave a trained model, exactly and without training.
+
+The posterior is a function of summed statistics, so rows join by adding theirs and
+leave by subtracting them. The kernel stays as it was learnt. For that the kernel is
+evaluated in float64: a float32 feature may differ in its last digit between two
+programs, and then what is subtracted is not quite what was added.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbnr_jax import blr, urk
+from fedbnr_jax.algorithms.base import ServerState
+from fedbnr_jax.blr import SufficientStats
+from fedbnr_jax.checkpoints import digest
+from fedbnr_jax.clients import features_of
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federation import Clients
+
+_CHUNK = 8192  # Rows at a time: bounds the memory, whatever the table.
+# Eigenvalues may be below zero by this much of the largest: rounding of long sums.
+_TOLERANCE = 1e-10
+
+Transform = Callable[[Any], Any]
+
+
+class Ledger(NamedTuple):
+  """The statistics in a model's posterior, and what has changed since training."""
+
+  stats: SufficientStats  # float64 NumPy arrays.
+  kernel: str  # Digest of the kernel under which they were taken.
+  changes: tuple[dict[str, Any], ...] = ()
+
+
+def kernel_digest(state: ServerState) -> str:
+  return digest((state.omega, state.params.theta))
+
+
+def statistics(
+  feature_map: urk.FeatureMap,
+  state: ServerState,
+  batches: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]],
+  transform: Transform | None = None,
+) -> SufficientStats:
+  """Statistics of standardised rows, batch by batch, under the kernel in float64.
+
+  Args:
+    feature_map: The kernel.
+    state: Its parameters.
+    batches: Of x [n, D], y [n] and mask [n].
+    transform: Applied to the function of one batch; `jax.jit` pays.
+  """
+  wide = blr.statistics_dtype()
+  params, omega = jax.tree.map(
+    lambda leaf: jnp.asarray(leaf, wide), (state.params, state.omega)
+  )
+
+  def of_batch(x: jax.Array, y: jax.Array, mask: jax.Array) -> SufficientStats:
+    x = jnp.where(mask[:, None], x, jnp.zeros_like(x))
+    return blr.sufficient_stats(features_of(feature_map, params, omega, x), y, mask)
+
+  run = transform(of_batch) if transform else of_batch
+  total = blr.empty_stats(state.stats.moment.shape[0])
+  for x, y, mask in batches:
+    total = total + run(jnp.asarray(x, wide), jnp.asarray(y, wide), jnp.asarray(mask))
+  return jax.device_get(total)
+
+
+def row_batches(
+  x: np.ndarray, y: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  """Rows [n, D], [n] in batches of one size, the last filled up."""
+  size = min(_CHUNK, len(y))
+  for start in range(0, len(y), size):
+    rows, targets = x[start : start + size], y[start : start + size]
+    missing = size - len(targets)
+    yield (
+      np.pad(rows, ((0, missing), (0, 0))),
+      np.pad(targets, (0, missing)),
+      np.arange(size) < len(targets),
+    )
+
+
+def client_batches(
+  clients: Clients,
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  """The rows of a federation's clients, a few clients at a time."""
+  num_clients, num_rows = clients.y.shape
+  size = min(num_clients, max(1, _CHUNK // num_rows))
+  for start in range(0, num_clients, size):
+    x, y, mask = (
+      np.asarray(leaf[start : start + size])
+      for leaf in (clients.x, clients.y, clients.mask)
+    )
+    missing = size - len(y)
+    yield (
+      np.pad(x, ((0, missing), (0, 0), (0, 0))).reshape(size * num_rows, -1),
+      np.pad(y, ((0, missing), (0, 0))).ravel(),
+      np.pad(mask, ((0, missing), (0, 0))).ravel(),
+    )
+
+
+def joined(ledger: Ledger, stats: SufficientStats, source: str) -> Ledger:
+  """The ledger with more rows in it."""
+  return _changed(ledger, jax.tree.map(np.add, ledger.stats, stats), "add", source)
+
+
+def left(ledger: Ledger, stats: SufficientStats, source: str) -> Ledger:
+  """The ledger without these rows.
+
+  Raises:
+    InputError: If they cannot all have been in.
+  """
+  rest = jax.tree.map(np.subtract, ledger.stats, stats)
+  if rest.count < 1:
+    raise InputError(
+      f"{source} has {stats.count:.0f} rows and the posterior {ledger.stats.count:.0f}:"
+      " at least one row must be left."
+    )
+  largest = np.linalg.eigvalsh(_augmented(ledger.stats))[-1]
+  smallest = np.linalg.eigvalsh(_augmented(rest))[0]
+  if smallest < -_TOLERANCE * largest:
+    raise InputError(
+      f"{source} holds rows that are not in the posterior: without them its Gram "
+      f"matrix would be indefinite (smallest eigenvalue {smallest:.3g}). Nothing is "
+      "changed."
+    )
+  return _changed(ledger, rest, "remove", source)
+
+
+def _changed(
+  ledger: Ledger, stats: SufficientStats, action: str, source: str
+) -> Ledger:
+  change = {
+    "action": action,
+    "table": source,
+    "rows": round(abs(float(stats.count - ledger.stats.count))),
+  }
+  return ledger._replace(stats=stats, changes=(*ledger.changes, change))
+
+
+def _augmented(stats: SufficientStats) -> np.ndarray:
+  """[M + 1, M + 1]: the Gram matrix of features and target side by side."""
+  moment = stats.moment[:, None]
+  return np.block([[stats.gram, moment], [moment.T, np.reshape(stats.energy, (1, 1))]])
+
+
+def with_posterior(state: ServerState, ledger: Ledger) -> ServerState:
+  """The model's state with the posterior of the ledger, σ and λ by exact evidence.
+
+  Where the noise varies, its shape stays as it was learnt.
+  """
+  dtype = blr.statistics_dtype()
+  stats = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), ledger.stats)
+  noise_std, prior_std = blr.fit_evidence(stats)
+  fitted = blr.posterior(stats, noise_std, prior_std).replace(
+    noise_weights=state.posterior.noise_weights,
+    noise_offset=state.posterior.noise_offset,
+  )
+  return state.replace(stats=stats, posterior=fitted)
+
+
+# -------------------------------------------------------------------------- the file
+
+
+def write(path: pathlib.Path, ledger: Ledger) -> None:
+  """Writes a ledger whole or not at all."""
+  part = path.with_suffix(".tmp")
+  note = json.dumps({"kernel": ledger.kernel, "changes": ledger.changes})
+  with open(part, "wb") as file:
+    np.savez(
+      file,
+      gram=ledger.stats.gram,
+      moment=ledger.stats.moment,
+      energy=ledger.stats.energy,
+      count=ledger.stats.count,
+      note=np.frombuffer(note.encode(), np.uint8),
+    )
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(part, path)
+
+
+def read(path: pathlib.Path) -> Ledger:
+  """The ledger in a file.
+
+  Raises:
+    InputError: If there is none, or it is damaged.
+  """
+  if not path.exists():
+    raise InputError(
+      f"{path} does not exist: it is written when a training is finished, so let this "
+      "one finish, or train again."
+    )
+  try:
+    with open(path, "rb") as file, np.load(file) as content:
+      arrays = {name: content[name] for name in content.files}
+    note = json.loads(arrays.pop("note").tobytes().decode())
+    return Ledger(SufficientStats(**arrays), note["kernel"], tuple(note["changes"]))
+  except Exception as error:  # Whatever a damaged file makes NumPy raise.
+    raise InputError(
+      f"{path} is damaged ({error}): restore it, or remove it and train again."
+    ) from error
+
+
+def require_kernel(ledger: Ledger, state: ServerState, path: pathlib.Path) -> None:
+  """Raises InputError unless the ledger is of the model with this state."""
+  if ledger.kernel != kernel_digest(state):
+    raise InputError(
+      f"{path} is of another kernel than the model beside it: remove it and train "
+      "again."
+    )

@@ -1,0 +1,122 @@
+"""Figures that compare many runs or settings: privacy, leakage, communication."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from fedbnr_jax.report.figures import COLOURS, PathLike, new_axes, save
+
+
+def privacy(curve: pd.DataFrame, path: PathLike, *, unit: str, title: str) -> None:
+  """RMSE and ECE against ε, the spread over draws of the noise as a band.
+
+  Args:
+    curve: One row a draw: `epsilon`, which may be infinite, `noise`, `test_rmse` and
+      `test_ece`.
+    path: The PNG to write.
+    unit: Of the error.
+    title: Of the figure.
+  """
+  figure, axes = new_axes(1, 2, (9.0, 3.6))
+  epsilons = sorted(curve.epsilon.unique())
+  places = np.arange(len(epsilons))
+  labels = ["∞" if np.isinf(epsilon) else f"{epsilon:g}" for epsilon in epsilons]
+  for colour, (noise, rows) in zip(
+    COLOURS, curve.groupby("noise", sort=False), strict=False
+  ):
+    for ax, score in zip(axes, ("test_rmse", "test_ece"), strict=True):
+      groups = rows.groupby("epsilon")[score]
+      middle, low, high = (groups.quantile(q).to_numpy() for q in (0.5, 0.1, 0.9))
+      ax.plot(places, middle, "o-", color=colour, label=noise)
+      ax.fill_between(places, low, high, color=colour, alpha=0.2, lw=0)
+  for ax, label in zip(axes, (f"test RMSE [{unit}]", "test ECE"), strict=True):
+    ax.set_xticks(places, labels)
+    ax.set_xlabel("ε")
+    ax.set_ylabel(label)
+  axes[0].legend(title="noise", frameon=False)
+  figure.suptitle(title)
+  save(figure, path)
+
+
+def leakage(curve: pd.DataFrame, path: PathLike, *, num_features: int) -> None:
+  """What a scatter matrix gives away, against the rows that are summed in it.
+
+  Args:
+    curve: `rows`, `release` and `advantage`, one row each.
+    path: The PNG to write.
+    num_features: M, marked.
+  """
+  figure, (ax,) = new_axes(1, 1, (6.4, 3.8))
+  for colour, (release, rows) in zip(
+    COLOURS, curve.groupby("release", sort=False), strict=False
+  ):
+    ax.plot(rows["rows"], rows.advantage, "o-", color=colour, label=release)
+  ax.axvline(num_features, color="#8A8A8A", lw=1, ls=":")
+  ax.text(num_features, 0.46, " features", color="#8A8A8A", ha="left", va="bottom")
+  ax.axhline(0.5, color="#8A8A8A", lw=1)
+  ax.set_xscale("log")
+  ax.set_ylim(0.45, 1.02)
+  ax.set_xlabel("rows in the matrix that the attacker sees")
+  ax.set_ylabel("probability that a row\nthat is in ranks first")
+  ax.legend(frameon=False)
+  save(figure, path)
+
+
+def communication(
+  runs: Mapping[str, Sequence[pd.DataFrame]],
+  path: PathLike,
+  *,
+  unit: str,
+  title: str,
+  goal: float | None = None,
+) -> None:
+  """Test RMSE of the best validation round so far against floats sent by a client.
+
+  Args:
+    runs: Of each method, `progress` of its runs.
+    path: The PNG to write.
+    unit: Of the error.
+    title: Of the figure.
+    goal: An error to reach, drawn as a line.
+  """
+  figure, (ax,) = new_axes(1, 1, (7.0, 4.2))
+  for colour, (method, frames) in zip(COLOURS * 3, runs.items(), strict=False):
+    for index, frame in enumerate(frames):
+      label = method if index == 0 else None
+      ax.plot(frame.floats, frame.test_rmse, "-", color=colour, label=label, lw=1.4)
+  if goal is not None:
+    ax.axhline(goal, color="#222222", lw=1, ls=":", label=f"paper's FedBNR, {goal:g}")
+  ax.set_xscale("log")
+  ax.set_yscale("log")
+  ax.set_xlabel("floats sent and received by a client")
+  ax.set_ylabel(f"test RMSE [{unit}]")
+  ax.set_title(title)
+  ax.legend(frameon=False, fontsize=8)
+  save(figure, path)
+
+
+def progress(metrics: pd.DataFrame) -> pd.DataFrame:
+  """Of each round: floats up and down so far, and test RMSE at the best one so far.
+
+  "Best" is by validation, so that no test error is chosen.
+
+  Returns:
+    Columns round, floats, test_rmse.
+  """
+  floats = (metrics.floats_up + metrics.floats_down).cumsum()
+  validation = metrics.val_rmse.to_numpy()
+  best = [int(np.argmin(validation[: end + 1])) for end in range(len(metrics))]
+  return pd.DataFrame(
+    {
+      "round": metrics["round"],
+      "floats": floats,
+      "test_rmse": metrics.test_rmse.to_numpy()[best],
+    }
+  )
+
+
+def first_at_most(frame: pd.DataFrame, goal: float) -> "pd.Series | None":
+  """The first row of `progress` whose error is at most the goal; None if none is."""
+  reached = frame[frame.test_rmse <= goal]
+  return None if reached.empty else reached.iloc[0]

@@ -1,0 +1,99 @@
+"""Error against communication: what a method sends to become how good.
+
+python -m launch.communication --runs=runs/a,runs/b,... --output=communication.png
+
+Draws test RMSE, at the best validation round so far, against the floats that a client
+has sent and received, and prints the rounds and floats that each run takes to reach
+--goal; by default the paper's FedBNR on the same data and number of clients.
+"""
+
+import pathlib
+
+import ml_collections
+import pandas as pd
+from absl import flags
+
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.records import RunFolder
+from fedbnr_jax.report import curves, tables
+from launch import common
+
+_RUNS = flags.DEFINE_list("runs", [], "Folders of runs of one dataset.")
+_OUTPUT = flags.DEFINE_string("output", None, "PNG to write.")
+_GOAL = flags.DEFINE_float("goal", None, "Error to reach.")
+
+
+def main() -> None:
+  if not _RUNS.value or not _OUTPUT.value:
+    raise InputError("--runs and --output are needed: folders to read, PNG to write.")
+  compare([pathlib.Path(path) for path in _RUNS.value], _OUTPUT.value, _GOAL.value)
+
+
+def compare(paths: list[pathlib.Path], output: str, goal: float | None = None) -> None:
+  """Draws the runs and tells when each reaches the goal."""
+  runs: dict[str, list[pd.DataFrame]] = {}
+  cells = set()
+  for path in paths:
+    folder = RunFolder(path)
+    config, frame = folder.config(), folder.metrics_frame()
+    if frame.empty:
+      raise InputError(f"{path} has no finished round.")
+    cells.add((config.data.name, config.num_clients))
+    runs.setdefault(name_of(config), []).append(curves.progress(frame))
+  if len(cells) > 1:
+    raise InputError(
+      f"the runs are of several data sets or numbers of clients: {sorted(cells)}."
+    )
+  ((dataset, num_clients),) = cells
+  goal = goal if goal is not None else papers_goal(dataset, num_clients)
+  title = f"{dataset}, {num_clients} clients"
+  curves.communication(runs, output, unit="target", title=title, goal=goal)
+  print(tables.markdown(reached(runs, goal)))
+  print(f"drawn to {output}")
+
+
+def name_of(config: ml_collections.ConfigDict) -> str:
+  """The method, and how it departs from its plain form."""
+  options = config.exact
+  name = str(config.method)
+  if name == "fedbnr-exact":
+    name += f", {options.optimizer}" if options.optimizer != "adam" else ""
+    name += f", {options.local_steps} local" if options.local_steps else ""
+    rounds = options.warm_start_rounds
+    name += f", {rounds} rounds of fedbnr first" if rounds else ""
+  return name
+
+
+def papers_goal(dataset: str, num_clients: int) -> float | None:
+  paper = tables.paper_results()
+  row = paper[
+    (paper.dataset == dataset)
+    & (paper.num_clients == num_clients)
+    & (paper.method == "fedbnr")
+    & (paper.metric == "rmse")
+  ]
+  return float(row.value.iloc[0]) if len(row) else None
+
+
+def reached(runs: dict[str, list[pd.DataFrame]], goal: float | None) -> pd.DataFrame:
+  """Of each method: where it ends, and where it first reaches the goal."""
+  rows = []
+  for method, frames in runs.items():
+    for frame in frames:
+      last = frame.iloc[-1]
+      row = {
+        "method": method,
+        "rounds": int(last["round"]),
+        "million floats": round(last.floats / 1e6, 2),
+        "test RMSE": last.test_rmse,
+      }
+      first = None if goal is None else curves.first_at_most(frame, goal)
+      if first is not None:
+        row["rounds to goal"] = int(first["round"])
+        row["million floats to goal"] = round(first.floats / 1e6, 2)
+      rows.append(row)
+  return pd.DataFrame(rows)
+
+
+if __name__ == "__main__":
+  common.run(main)

@@ -1,0 +1,163 @@
+"""Rows that join and leave against a posterior computed from scratch."""
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbnr_jax import experiment as experiment_lib
+from fedbnr_jax import membership, model, urk
+from launch import posterior as launch_posterior
+from launch import predict as launch_predict
+from launch import train as launch_train
+from tests.runs import assert_refused, tiny
+
+
+def _frame(num_rows, seed):
+  rng = np.random.default_rng(seed)
+  a, b = rng.normal(size=(2, num_rows))
+  site = np.array(["north", "south"])[rng.integers(2, size=num_rows)]
+  y = 100 + 30 * np.sin(a) + 5 * b + 3 * rng.normal(size=num_rows)
+  return pd.DataFrame({"a": a, "b": b, "site": site, "y": y})
+
+
+def _strange():
+  """Rows whose targets are far from what the others have."""
+  frame = _frame(30, 2)
+  return frame.assign(y=400.0 - frame["y"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A trained run, its table, the rows it was trained on, and new ones."""
+  folder = tmp_path_factory.mktemp("membership")
+  table = _frame(80, 0)
+  table.to_csv(folder / "table.csv", index=False)
+  config = tiny(
+    data__source="table",
+    data__path=str(folder / "table.csv"),
+    data__target="y",
+    data__client="site",
+  )
+  launch_train.train(config, str(folder / "run"))
+  experiment = experiment_lib.build(config)
+  rows = {
+    name: table.iloc[np.sort(part)]
+    for name, part in zip(experiment.client_names, experiment.client_rows, strict=True)
+  }
+  for name, frame in {**rows, "new": _frame(37, 1), "strange": _strange()}.items():
+    frame.to_csv(folder / f"{name}.csv", index=False)
+  return folder
+
+
+def _update(folder, capsys, **tables):
+  sources = {name: [str(folder / f"{one}.csv")] for name, one in tables.items()}
+  launch_posterior.update(
+    str(folder / "run"), sources.get("add", []), sources.get("remove", [])
+  )
+  return capsys.readouterr().out
+
+
+def _from_scratch(folder, *tables):
+  """The posterior of the rows of these tables, in one go."""
+  trained = model.load(folder / "run")
+  frame = pd.concat([pd.read_csv(folder / f"{name}.csv") for name in tables])
+  stats = trained.statistics(frame.reset_index(drop=True))
+  ledger = membership.Ledger(stats, membership.kernel_digest(trained.state))
+  return membership.with_posterior(trained.state, ledger)
+
+
+def _assert_posterior(state, wanted):
+  for a, b in zip(
+    jax.tree.leaves((state.stats, state.posterior)),
+    jax.tree.leaves((wanted.stats, wanted.posterior)),
+    strict=True,
+  ):
+    gap = np.linalg.norm(np.asarray(a) - np.asarray(b))
+    assert gap <= 1e-8 * np.linalg.norm(np.asarray(b))
+
+
+def test_rows_join_and_leave_exactly(run, capsys):
+  trained = model.load(run / "run")
+  at_first = (run / "run" / "posterior.npz").read_bytes()
+  try:
+    assert "rows in the posterior" in _update(run, capsys)
+    # Nothing has changed: the trained model, to the bit.
+    again = model.load(run / "run").state.posterior
+    np.testing.assert_array_equal(again.mean, trained.state.posterior.mean)
+
+    assert "37 rows" in _update(run, capsys, add="new")
+    joined = model.load(run / "run").state
+    _assert_posterior(joined, _from_scratch(run, "north", "south", "new"))
+
+    _update(run, capsys, remove="south")
+    left = model.load(run / "run").state
+    _assert_posterior(left, _from_scratch(run, "north", "new"))
+
+    told = _update(run, capsys, remove="new")
+    assert told.count("remove") == 2
+    _assert_posterior(model.load(run / "run").state, _from_scratch(run, "north"))
+    # What predicts is the posterior of now.
+    launch_predict.predict(
+      str(run / "run"), str(run / "new.csv"), str(run / "predicted.csv")
+    )
+    predicted = pd.read_csv(run / "predicted.csv")
+    wanted = model.load(run / "run").predict(pd.read_csv(run / "new.csv"))
+    np.testing.assert_allclose(predicted["mean"], wanted["mean"], rtol=1e-6)
+  finally:
+    (run / "run" / "posterior.npz").write_bytes(at_first)
+
+
+@pytest.mark.parametrize("table", ["strange", "table"])
+def test_rows_that_are_not_in_are_refused(run, capsys, table):
+  before = (run / "run" / "posterior.npz").read_bytes()
+  assert_refused(lambda: _update(run, capsys, remove=table), f"{table}.csv")
+  assert (run / "run" / "posterior.npz").read_bytes() == before
+
+
+def test_all_or_nothing(run, capsys):
+  before = (run / "run" / "posterior.npz").read_bytes()
+  assert_refused(lambda: _update(run, capsys, add="new", remove="strange"), "strange")
+  assert (run / "run" / "posterior.npz").read_bytes() == before
+
+
+def test_tables_that_cannot_be_used_are_refused(run, capsys):
+  _frame(5, 3).drop(columns="y").to_csv(run / "no_target.csv", index=False)
+  assert_refused(lambda: _update(run, capsys, add="no_target"), "'y'", "target")
+  _frame(5, 3).drop(columns="a").to_csv(run / "no_input.csv", index=False)
+  assert_refused(lambda: _update(run, capsys, add="no_input"), "'a'")
+
+
+def test_a_damaged_or_foreign_file_is_refused(run, capsys):
+  path = run / "run" / "posterior.npz"
+  before = path.read_bytes()
+  state = model.load(run / "run").state
+  ledger = membership.read(path)
+  try:
+    path.write_bytes(before[:-100])
+    assert_refused(lambda: membership.read(path), "damaged")
+    membership.write(path, ledger._replace(kernel="other"))
+    other = membership.read(path)
+    assert_refused(
+      lambda: membership.require_kernel(other, state, path), "another kernel"
+    )
+    assert_refused(lambda: _update(run, capsys, add="new"), "another kernel")
+    path.unlink()
+    assert_refused(lambda: membership.read(path), "does not exist")
+  finally:
+    path.write_bytes(before)
+
+
+def test_batches_give_the_statistics_of_all_rows(run, monkeypatch):
+  trained = model.load(run / "run")
+  clients = experiment_lib.build(trained.config).federation.clients
+  frame = pd.concat([pd.read_csv(run / f"{name}.csv") for name in ("north", "south")])
+  whole = trained.statistics(frame.reset_index(drop=True))
+  monkeypatch.setattr(membership, "_CHUNK", 7)
+  by_rows = trained.statistics(frame.reset_index(drop=True), transform=jax.jit)
+  by_clients = membership.statistics(
+    urk.from_config(trained.config), trained.state, membership.client_batches(clients)
+  )
+  for stats in (by_rows, by_clients):
+    for a, b in zip(jax.tree.leaves(stats), jax.tree.leaves(whole), strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
