@@ -69,11 +69,11 @@ def base() -> ml_collections.ConfigDict:
   config.kd.warm_start = True
   config.kd.fraction = 0.8  # Of the validation rows, held by the server.
 
+  # Of the pooled reference, and of fedbnr-exact, which takes the same steps. Without
+  # the averaging of clients, whose steps partly cancel, what suits them may overshoot.
   config.central = ml_collections.ConfigDict()
-  # Of the pooled reference, and of fedbnr-exact, which takes the same steps; 0: as
-  # `learning_rate`. Without the averaging of clients, whose steps partly cancel, the
-  # rate that suits them may overshoot.
-  config.central.learning_rate = 0.0
+  config.central.learning_rate = 0.0  # 0: as `learning_rate`.
+  config.central.num_steps = 0  # In a round; 0: as `num_local_steps`.
 
   config.evidence = ml_collections.ConfigDict()  # For fedbnr-ev and fedbnr-kd-ev.
   # Whether the next round's local steps start from the re-estimated σ and λ.
@@ -166,11 +166,9 @@ def validate(config: ml_collections.ConfigDict) -> None:
       "config.central.learning_rate must be a positive number, or 0 for the common "
       f"one, got {config.central.learning_rate}."
     )
-  for name in ("local_steps", "warm_start_rounds"):
-    if config.exact[name] < 0:
-      raise InputError(
-        f"config.exact.{name} must not be negative, got {config.exact[name]}."
-      )
+  for name in ("exact.local_steps", "exact.warm_start_rounds", "central.num_steps"):
+    if get(config, name) < 0:
+      raise InputError(f"config.{name} must not be negative, got {get(config, name)}.")
   _validate_distillation(config.kd)
   _validate_layout(config)
 

@@ -18,6 +18,7 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Method `central`."""
   changed = ml_collections.ConfigDict(config.to_dict())  # A copy without references.
   changed.learning_rate = config.central.learning_rate or config.learning_rate
+  changed.num_local_steps = config.central.num_steps or config.num_local_steps
   # One client takes part in every round, on one device.
   changed.participation, changed.dropout, changed.mesh = 1.0, 0.0, 1
   return central(fedbnr.from_config(changed))

@@ -353,7 +353,7 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     feature_map,
     step,
     optimizer,
-    num_steps=config.num_local_steps,
+    num_steps=config.central.num_steps or config.num_local_steps,
     scales=scales,
     safeguard=economical,
     fresh=options.optimizer == "adam",

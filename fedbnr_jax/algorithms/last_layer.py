@@ -140,27 +140,25 @@ def learn_noise(
   To come after `condition` with the same `asks_all`: it uses the Gram matrix of that.
   """
 
-  def shape_client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, None]:
-    del server
-    features = features_of(feature_map, state.params, state.omega, rows.x)
-    return blr.noise_moments(features, rows.y, state.posterior, rows.mask), None
+  def asking(question: Callable[..., Any]) -> Callable[..., tuple[Any, None]]:
+    """A client's side: what its residuals under the posterior say."""
 
-  def shape_server(
+    def client(
+      state: ServerState, server: ServerSet | None, rows: Clients
+    ) -> tuple[Any, None]:
+      del server
+      features = features_of(feature_map, state.params, state.omega, rows.x)
+      return question(features, rows.y, state.posterior, rows.mask), None
+
+    return client
+
+  def set_shape(
     state: ServerState, server: ServerSet | None, total: blr.NoiseMoments
   ) -> ServerState:
     del server
     return state.replace(posterior=blr.fit_noise(state.posterior, state.stats, total))
 
-  def scale_client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, None]:
-    del server
-    features = features_of(feature_map, state.params, state.omega, rows.x)
-    return blr.noise_ratio(features, rows.y, state.posterior, rows.mask), None
-
-  def scale_server(
+  def set_scale(
     state: ServerState, server: ServerSet | None, total: jax.Array
   ) -> ServerState:
     del server
@@ -176,8 +174,8 @@ def learn_noise(
     return Floats(1, state.stats.moment.shape[0] + 1)
 
   return (
-    Exchange(shape_client, shape_server, shape_floats, asks_all),
-    Exchange(scale_client, scale_server, scale_floats, asks_all),
+    Exchange(asking(blr.noise_moments), set_shape, shape_floats, asks_all),
+    Exchange(asking(blr.noise_ratio), set_scale, scale_floats, asks_all),
   )
 
 
