@@ -92,7 +92,7 @@ def test_every_run_of_the_paper_table_builds(variant: str):
   config = paper_table.get_config(variant)
   runs = sweep.expand(config)
   # Five datasets, two client counts; central once for both.
-  assert len(runs) == 5 * (2 * 2 + 1) * len(config.grid.seed)
+  assert len(runs) == 5 * (5 * 2 + 1) * len(config.grid.seed)
   for run in runs:
     path, _, argument = run.base.partition(":")
     assert path == "configs/uci.py"
