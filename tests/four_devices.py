@@ -31,6 +31,14 @@ TRAININGS = {
     {"mesh": 4, "client_batch_size": 1, "method": "fedbnr-kd"},
     {"method": "fedbnr-kd"},
   ),
+  "global evidence on four devices": (
+    {"mesh": 4, "client_batch_size": 1, "method": "fedbnr-ev"},
+    {"method": "fedbnr-ev"},
+  ),
+  "exact gradients on four devices": (
+    {"mesh": 4, "client_batch_size": 1, "method": "fedbnr-exact"},
+    {"method": "fedbnr-exact"},
+  ),
 }
 
 
