@@ -59,7 +59,8 @@ def statistics(
   """
   wide = blr.statistics_dtype()
   params, omega = jax.tree.map(
-    lambda leaf: jnp.asarray(leaf, wide), (state.params, state.omega)
+    lambda leaf: leaf.astype(wide) if _is_floating(leaf) else leaf,
+    jax.tree.map(jnp.asarray, (state.params, state.omega)),
   )
 
   def of_batch(x: jax.Array, y: jax.Array, mask: jax.Array) -> SufficientStats:
@@ -71,6 +72,10 @@ def statistics(
   for x, y, mask in batches:
     total = total + run(jnp.asarray(x, wide), jnp.asarray(y, wide), jnp.asarray(mask))
   return jax.device_get(total)
+
+
+def _is_floating(leaf: jax.Array) -> bool:
+  return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
 def row_batches(

@@ -47,7 +47,7 @@ def test_unequal_noise_is_found():
   got = np.sqrt(blr.noise_variance(fitted, jnp.asarray(features)))
   assert np.max(np.abs(np.log(got / std))) < 0.2
   ratio = blr.noise_ratio(jnp.asarray(features), jnp.asarray(targets), fitted)
-  np.testing.assert_allclose(ratio, len(targets))
+  np.testing.assert_allclose(ratio, len(targets) - blr.num_determined(fitted))
 
 
 def test_equal_noise_stays_equal():
@@ -55,6 +55,18 @@ def test_equal_noise_stays_equal():
   fitted = _fit(features, targets)
   got = np.sqrt(blr.noise_variance(fitted, jnp.asarray(features)))
   np.testing.assert_allclose(got, std, rtol=0.1)
+
+
+def test_few_rows_do_not_make_the_noise_small():
+  """Residuals of a fit with nearly as many weights as rows are smaller than noise."""
+  noise = []
+  for seed in range(20):
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(120, 60)) / np.sqrt(60)
+    targets = features @ rng.normal(size=60) + 0.3 * rng.normal(size=120)
+    variance = blr.noise_variance(_fit(features, targets), jnp.asarray(features))
+    noise.append(float(jnp.sqrt(jnp.mean(variance))))
+  assert abs(np.mean(noise) - 0.3) < 0.03
 
 
 def test_predictions_are_calibrated_where_one_sigma_is_not():

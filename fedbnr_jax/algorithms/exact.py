@@ -121,27 +121,31 @@ def exact(
     memory = state.memory.replace(optimizer=optimizer.init(state.params))
     return state.replace(memory=memory)
 
-  def statistics(*, asks_all: bool, announces: bool, guarded: bool) -> Exchange:
+  def statistics(*, announces: bool, guarded: bool, all_too: bool = False) -> Exchange:
     exchange = last_layer.condition(
       feature_map,
-      asks_all=asks_all,
+      asks_all=all_too,
       scales=scales,
       feedback=True,
       announces=announces,
     )
-    return exchange._replace(server=_judging(exchange, guarded))
+    # With the same clients as in the round before, the state is as it was left.
+    return exchange._replace(server=_judging(exchange, guarded, participation.is_full))
 
   asks_all = not participation.statistics_too
   # Statistics of those who take part in the steps, then, where it differs, of all.
-  first = statistics(asks_all=False, announces=True, guarded=False)
-  again = statistics(asks_all=False, announces=False, guarded=safeguard)
-  last = statistics(asks_all=asks_all, announces=True, guarded=False)
+  full = participation.is_full
+  first = statistics(announces=full, guarded=False)
+  again = statistics(announces=False, guarded=safeguard)
   stages: tuple[Stage, ...] = (
     Stage((first,), begin=begin),
     Stage((step, again), num_steps),
   )
-  if not participation.is_full:
-    stages = (*stages, Stage((last,)))
+  if asks_all and not full:
+    stages = (
+      *stages,
+      Stage((statistics(announces=True, guarded=False, all_too=True),)),
+    )
   if varying_noise:
     stages = (*stages, Stage(last_layer.learn_noise(feature_map, asks_all=asks_all)))
   return FederatedAlgorithm(
@@ -156,8 +160,14 @@ def exact(
   )
 
 
-def _judging(exchange: Exchange, guarded: bool) -> Any:
-  """The server's side of the statistics: A⁻¹ too, and whether a trial is accepted."""
+def _judging(exchange: Exchange, guarded: bool, unchanged: bool) -> Any:
+  """The server's side of the statistics: A⁻¹ too, and whether a trial is accepted.
+
+  Args:
+    exchange: The statistics.
+    guarded: Whether a trial may be taken back.
+    unchanged: Otherwise, whether nothing has changed since the last trial was judged.
+  """
 
   def server(
     state: ServerState, server_set: ServerSet | None, total: Any
@@ -173,7 +183,8 @@ def _judging(exchange: Exchange, guarded: bool) -> Any:
       failed=jnp.zeros((), bool),
     )
     if not guarded:
-      return new.replace(memory=accepted.replace(step=memory.step))
+      failed = memory.failed if unchanged else accepted.failed
+      return new.replace(memory=accepted.replace(step=memory.step, failed=failed))
     rejected = memory.replace(step=_SHRINK * memory.step, failed=jnp.ones((), bool))
     # Statistics and posterior of `state` are still those of what was kept.
     old = state.replace(params=memory.kept, memory=rejected)
@@ -186,8 +197,7 @@ def _judging(exchange: Exchange, guarded: bool) -> Any:
 
 
 def _covariance(state: ServerState) -> jax.Array:
-  fitted = state.posterior
-  return blr.covariance(state.stats.gram, fitted.noise_std, fitted.prior_std)
+  return blr.weight_covariance(state.posterior)
 
 
 def follow_gradient(
@@ -212,7 +222,7 @@ def follow_gradient(
       state.params.theta
     )
     loss = value / jnp.sum(rows.mask, dtype=value.dtype)
-    return (gradient, squares), fedbnr.unless_finite(gradient, loss)
+    return (gradient, squares), fedbnr.unless_finite(gradient, loss, rows.y.dtype)
 
   def server(
     state: ServerState, server_set: ServerSet | None, total: Any
@@ -293,7 +303,7 @@ def follow_majoriser(
       state.params,
     )
     message = aggregator.message(local, state.omega, rows, server)
-    return message, fedbnr.unless_finite(local, losses[-1])
+    return message, fedbnr.unless_finite(local, losses[-1], rows.y.dtype)
 
   def server(
     state: ServerState, server_set: ServerSet | None, total: Any
@@ -356,7 +366,8 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     num_steps=config.central.num_steps or config.num_local_steps,
     scales=scales,
     safeguard=economical,
-    fresh=options.optimizer == "adam",
+    # Gradients of other clients' rows tell nothing of curvature.
+    fresh=options.optimizer == "adam" or not settings["participation"].is_full,
     varying_noise=options.noise == "varying",
     warm_up=fedbnr.from_config(config).stages if num_warm_up else (),
     num_warm_up=num_warm_up,

@@ -111,7 +111,7 @@ def learn_kernel(
     )
     message = aggregator.message(local, state.omega, rows, server)
     # A divergence in the last step shows in the parameters only.
-    return message, unless_finite(local, losses[-1])
+    return message, unless_finite(local, losses[-1], rows.y.dtype)
 
   def combine(state: ServerState, server: ServerSet | None, total: Any) -> ServerState:
     params = aggregator.combine(state.params, state.omega, total, server)
@@ -124,10 +124,10 @@ def learn_kernel(
   return Exchange(client, combine, floats)
 
 
-def unless_finite(tree: Any, loss: jax.Array) -> jax.Array:
-  """The loss, or NaN where something in the tree is not finite."""
-  sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-  return jnp.where(jnp.all(jnp.stack(sound)), loss, jnp.nan).astype(loss.dtype)
+def unless_finite(tree: Any, loss: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """The loss, or NaN where something in the tree is not finite, as a report."""
+  sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((tree, loss))]
+  return jnp.where(jnp.all(jnp.stack(sound)), loss, jnp.nan).astype(dtype)
 
 
 def check_positive(**settings: float) -> None:

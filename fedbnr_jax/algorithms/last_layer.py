@@ -29,7 +29,7 @@ def trained_scales(
 def evidence_scales(
   state: ServerState, stats: blr.SufficientStats
 ) -> tuple[jax.Array, jax.Array]:
-  """σ and λ that maximise the evidence of all rows together."""
+  """σ and λ that maximise the evidence of all rows together; σ has no floor."""
   del state
   return blr.fit_evidence(stats)
 
@@ -126,8 +126,9 @@ def condition(
     statistics = num_floats(state.stats)
     # The kernel goes down for its statistics; the next local steps start from it. ω is
     # a seed.
-    down = state.params.size + (statistics if announces else 0)
-    return Floats(statistics + 2, down)
+    own_scales = 0 if scales is trained_scales else 2  # Else they are in the params.
+    announced = statistics + own_scales if announces else 0
+    return Floats(statistics + 2, state.params.size + announced)
 
   return Exchange(client, combine, floats, asks_all)
 
@@ -171,7 +172,7 @@ def learn_noise(
 
   def scale_floats(state: ServerState, server: ServerSet | None) -> Floats:
     del server
-    return Floats(1, state.stats.moment.shape[0] + 1)
+    return Floats(1, state.stats.moment.shape[0] + 2)  # The scale comes back.
 
   return (
     Exchange(asking(blr.noise_moments), set_shape, shape_floats, asks_all),

@@ -21,10 +21,12 @@ from fedbnr_jax.blr.posterior import (
   covariance,
   negative_log_marginal_likelihood_from_stats,
   noise_variance,
+  num_determined,
   partial_mean,
   posterior,
   predict,
   sample_weights,
+  weight_covariance,
 )
 from fedbnr_jax.blr.statistics import (
   SufficientStats,
@@ -51,6 +53,7 @@ __all__ = [
   "noise_moments",
   "noise_ratio",
   "noise_variance",
+  "num_determined",
   "partial_mean",
   "posterior",
   "predict",
@@ -60,4 +63,5 @@ __all__ = [
   "statistics_dtype",
   "sufficient_stats",
   "sum_stats",
+  "weight_covariance",
 ]

@@ -11,7 +11,12 @@ import jax.numpy as jnp
 from flax import struct
 
 from fedbnr_jax.blr.evidence import fit_evidence
-from fedbnr_jax.blr.posterior import Posterior, noise_variance, posterior
+from fedbnr_jax.blr.posterior import (
+  Posterior,
+  noise_variance,
+  num_determined,
+  posterior,
+)
 from fedbnr_jax.blr.statistics import SufficientStats, masked
 
 # Added to r²/σ²: a residual that happens to be zero says nothing of its variance.
@@ -58,11 +63,13 @@ def fit_noise(
     stats: Summed statistics of the same rows; their Gram is used.
     moments: Summed over clients.
   """
+  eps = float(jnp.finfo(stats.gram.dtype).eps)
   mean = moments.total / stats.count
   centred = SufficientStats(
     gram=stats.gram,
     moment=moments.by_features - mean * moments.features,
-    energy=jnp.maximum(moments.energy - mean * moments.total, 0.0),
+    # Rounding may make it negative; and there is no evidence of nothing.
+    energy=jnp.maximum(moments.energy - mean * moments.total, eps * stats.count),
     count=stats.count,
   )
   regression = posterior(centred, *fit_evidence(centred))
@@ -84,10 +91,14 @@ def noise_ratio(
 
 
 def scale_noise(fitted: Posterior, ratio: jax.Array, count: jax.Array) -> Posterior:
-  """The posterior whose noise is as large as its residuals, on average."""
+  """The posterior whose noise is as large as its residuals, on average.
+
+  Of N residuals of a fit with γ free weights, N − γ are worth of noise.
+  """
   assert fitted.noise_offset is not None
+  free = jnp.maximum(count - num_determined(fitted), 1.0)
   tiny = jnp.finfo(ratio.dtype).tiny
-  offset = fitted.noise_offset + jnp.log(jnp.maximum(ratio / count, tiny))
+  offset = fitted.noise_offset + jnp.log(jnp.maximum(ratio / free, tiny))
   return fitted.replace(noise_offset=offset)
 
 

@@ -100,6 +100,19 @@ def negative_log_marginal_likelihood_from_stats(
   return 0.5 * (log_noise + log_det + quadratic)
 
 
+def weight_covariance(fitted: Posterior) -> jax.Array:
+  """A⁻¹ [M, M], of the posterior's weights."""
+  identity = jnp.eye(fitted.mean.shape[0], dtype=fitted.mean.dtype)
+  return fitted.prior_std**2 * cho_solve((fitted.cholesky, True), identity)
+
+
+def num_determined(fitted: Posterior) -> jax.Array:
+  """γ [] = tr(I − B⁻¹): how many of the weights the data determine."""
+  identity = jnp.eye(fitted.mean.shape[0], dtype=fitted.mean.dtype)
+  half = solve_triangular(fitted.cholesky, identity, lower=True)
+  return identity.shape[0] - jnp.sum(half**2)
+
+
 def covariance(
   gram: jax.Array, noise_std: jax.Array | float, prior_std: jax.Array | float
 ) -> jax.Array:
