@@ -10,18 +10,27 @@ each of `--turns` turns.
 
 import argparse
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from benchmarks import tools
-from launch.benchmark import TABLE, Shape
+from fedbnr_jax import urk
+from fedbnr_jax.clients import evidence_loss
+from fedbnr_jax.federation import Clients, Federation
+from fedbnr_jax.mapping import Placement
+from launch.benchmark import TABLE, Shape, build
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--shapes", default="1,2,3,4,5")
   parser.add_argument("--turns", type=int, default=2)
-  parser.add_argument("--torch_steps", type=int, default=5)
+  parser.add_argument("--torch_steps", type=int, default=50)
   parser.add_argument("--threads", default="1,2")
   options = parser.parse_args()
   threads = [int(number) for number in options.threads.split(",")]
+  check_same_loss()
   rows = []
   for number in (int(text) for text in options.shapes.split(",")):
     row = compare(TABLE[number - 1], options.turns, options.torch_steps, threads)
@@ -29,6 +38,32 @@ def main() -> None:
     print(tools.markdown(rows[-1:]), flush=True)
   tools.write("side_by_side", rows)
   print(tools.markdown(rows))
+
+
+def check_same_loss() -> None:
+  """Both programs must compute the same thing: loss and gradient, in float64."""
+  from benchmarks import torch_loop
+
+  jax.config.update("jax_enable_x64", True)
+  rng = np.random.default_rng(0)
+  x, y = rng.normal(size=(30, 4)), rng.normal(size=30)
+  shape = Shape(1, 30, 4, 16)
+  algorithm = build(shape, Placement())
+  rows = Clients(jnp.asarray(x[None]), jnp.asarray(y[None]), jnp.ones((1, 30), bool))
+  state = algorithm.init(jax.random.key(0), Federation(rows))
+  loss = evidence_loss(urk.deep(shape.samples, shape.width, latent_size=shape.latent))
+  one = jax.tree.map(lambda leaf: leaf[0], rows)
+  value, gradient = jax.value_and_grad(loss)(state.params, state.omega, one)
+  params = jax.tree.map(np.asarray, state.params)
+  other, other_gradient = torch_loop.loss_and_gradient(
+    params.theta, state.omega, params.log_noise_std, params.log_prior_std, x, y
+  )
+  np.testing.assert_allclose(other, value, rtol=1e-8)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8),
+    other_gradient["theta"],
+    jax.device_get(gradient.theta),
+  )
 
 
 def compare(

@@ -2,8 +2,7 @@
 
 Eager mode, autograd through the factor, `torch.optim.Adam` with its defaults, one
 client after another: what an ordinary user would write, with no needless work. It
-is phase 1 only, local steps and averaging; the JAX round also fits the last layer
-and reports, which this loop is spared.
+is phase 1 only, local steps and averaging, as is the JAX round it stands beside.
 
     python benchmarks/torch_loop.py --num_clients 100 --num_rows 34 --threads 1
 

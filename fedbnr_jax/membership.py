@@ -7,6 +7,7 @@ programs, and then what is subtracted is not quite what was added.
 """
 
 import json
+import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from fedbnr_jax.federation import Clients
 
 _CHUNK = 8192  # Rows at a time: bounds the memory, whatever the table.
 # Eigenvalues may be below zero by this much of the largest: rounding of long sums.
-_TOLERANCE = 1e-10
+_TOLERANCE = {8: 1e-10, 4: 1e-4}  # By bytes of a float.
 
 Transform = Callable[[Any], Any]
 
@@ -34,8 +35,10 @@ Transform = Callable[[Any], Any]
 class Ledger(NamedTuple):
   """The statistics in a model's posterior, and what has changed since training."""
 
-  stats: SufficientStats  # float64 NumPy arrays.
+  stats: SufficientStats  # NumPy arrays, float64 where it was enabled.
   kernel: str  # Digest of the kernel under which they were taken.
+  # Where the noise varies, the c of its variance σ² exp(φᵀu + c), for a σ by evidence.
+  noise_offset: float | None
   changes: tuple[dict[str, Any], ...] = ()
 
 
@@ -112,6 +115,17 @@ def client_batches(
     )
 
 
+def opened(stats: SufficientStats, state: ServerState) -> Ledger:
+  """The ledger of a model that was trained on rows with these statistics."""
+  trained, offset = state.posterior, None
+  if trained.noise_offset is not None:
+    # The trained σ need not be the evidence's.
+    noise_std, _ = blr.fit_evidence(jax.tree.map(jnp.asarray, stats))
+    ratio = float(trained.noise_std) / float(noise_std)
+    offset = float(trained.noise_offset) + 2.0 * math.log(ratio)
+  return Ledger(stats, kernel_digest(state), offset)
+
+
 def joined(ledger: Ledger, stats: SufficientStats, source: str) -> Ledger:
   """The ledger with more rows in it."""
   return _changed(ledger, jax.tree.map(np.add, ledger.stats, stats), "add", source)
@@ -129,9 +143,9 @@ def left(ledger: Ledger, stats: SufficientStats, source: str) -> Ledger:
       f"{source} has {stats.count:.0f} rows and the posterior {ledger.stats.count:.0f}:"
       " at least one row must be left."
     )
-  largest = np.linalg.eigvalsh(_augmented(ledger.stats))[-1]
-  smallest = np.linalg.eigvalsh(_augmented(rest))[0]
-  if smallest < -_TOLERANCE * largest:
+  largest = np.linalg.eigvalsh(blr.augmented_gram(ledger.stats))[-1]
+  smallest = np.linalg.eigvalsh(blr.augmented_gram(rest))[0]
+  if smallest < -_TOLERANCE[rest.gram.dtype.itemsize] * largest:
     raise InputError(
       f"{source} holds rows that are not in the posterior: without them its Gram "
       f"matrix would be indefinite (smallest eigenvalue {smallest:.3g}). Nothing is "
@@ -151,12 +165,6 @@ def _changed(
   return ledger._replace(stats=stats, changes=(*ledger.changes, change))
 
 
-def _augmented(stats: SufficientStats) -> np.ndarray:
-  """[M + 1, M + 1]: the Gram matrix of features and target side by side."""
-  moment = stats.moment[:, None]
-  return np.block([[stats.gram, moment], [moment.T, np.reshape(stats.energy, (1, 1))]])
-
-
 def with_posterior(state: ServerState, ledger: Ledger) -> ServerState:
   """The model's state with the posterior of the ledger, σ and λ by exact evidence.
 
@@ -165,10 +173,12 @@ def with_posterior(state: ServerState, ledger: Ledger) -> ServerState:
   dtype = blr.statistics_dtype()
   stats = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), ledger.stats)
   noise_std, prior_std = blr.fit_evidence(stats)
-  fitted = blr.posterior(stats, noise_std, prior_std).replace(
-    noise_weights=state.posterior.noise_weights,
-    noise_offset=state.posterior.noise_offset,
-  )
+  fitted = blr.posterior(stats, noise_std, prior_std)
+  if ledger.noise_offset is not None:
+    fitted = fitted.replace(
+      noise_weights=state.posterior.noise_weights,
+      noise_offset=jnp.asarray(ledger.noise_offset, dtype),
+    )
   return state.replace(stats=stats, posterior=fitted)
 
 
@@ -178,7 +188,13 @@ def with_posterior(state: ServerState, ledger: Ledger) -> ServerState:
 def write(path: pathlib.Path, ledger: Ledger) -> None:
   """Writes a ledger whole or not at all."""
   part = path.with_suffix(".tmp")
-  note = json.dumps({"kernel": ledger.kernel, "changes": ledger.changes})
+  note = json.dumps(
+    {
+      "kernel": ledger.kernel,
+      "noise_offset": ledger.noise_offset,
+      "changes": ledger.changes,
+    }
+  )
   with open(part, "wb") as file:
     np.savez(
       file,
@@ -201,14 +217,19 @@ def read(path: pathlib.Path) -> Ledger:
   """
   if not path.exists():
     raise InputError(
-      f"{path} does not exist: it is written when a training is finished, so let this "
-      "one finish, or train again."
+      f"{path} does not exist: it is written when a training is finished, if all "
+      "clients are in its posterior."
     )
   try:
     with open(path, "rb") as file, np.load(file) as content:
       arrays = {name: content[name] for name in content.files}
     note = json.loads(arrays.pop("note").tobytes().decode())
-    return Ledger(SufficientStats(**arrays), note["kernel"], tuple(note["changes"]))
+    return Ledger(
+      SufficientStats(**arrays),
+      note["kernel"],
+      note["noise_offset"],
+      tuple(note["changes"]),
+    )
   except Exception as error:  # Whatever a damaged file makes NumPy raise.
     raise InputError(
       f"{path} is damaged ({error}): restore it, or remove it and train again."

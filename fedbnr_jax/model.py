@@ -23,6 +23,8 @@ from fedbnr_jax.records import RunFolder
 _QUANTILE = 1.959963984540054
 # Rows predicted at a time: bounds the memory, whatever the table.
 _CHUNK = 8192
+_RELEASED = "model.npz"  # In the folder of a private release.
+_SCALES = ("noise_std", "prior_std")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,34 +100,21 @@ def from_result(experiment: Experiment, result: training.Result) -> Model:
   return Model(config, experiment.preprocessor, result.state)
 
 
-def load(workdir: str | os.PathLike[str], *, released: bool = False) -> Model:
-  """The model at the best validation round of the run in `workdir`.
-
-  Args:
-    workdir: Folder of the run.
-    released: Take the posterior that `launch.privacy --release` has made.
-  """
+def load(workdir: str | os.PathLike[str]) -> Model:
+  """The model at the best validation round of the run in `workdir`."""
   folder = RunFolder(workdir)
   config, preprocessor = folder.config(), folder.preprocessing()
-  # Only shapes and dtypes of the state are wanted: nothing is computed.
-  like = jax.eval_shape(
-    _algorithm(config).init,
-    jax.random.key(0),
-    _empty(config, preprocessor.num_inputs),
-  )
   if not folder.checkpoints.is_dir():
     raise InputError(f"{workdir} holds no checkpoint: train first.")
   checkpoints = Checkpoints(folder.checkpoints)
   try:
-    saved = checkpoints.restore(like)
+    saved = checkpoints.restore(_like(config, preprocessor))
   finally:
     checkpoints.close()
   if saved is None:
     raise InputError(f"{workdir} holds no sound checkpoint: train again.")
   state = saved.best
-  if released:
-    state = _with_released(folder, state)
-  elif folder.posterior.exists():
+  if folder.posterior.exists():
     ledger = membership.read(folder.posterior)
     if ledger.changes:
       membership.require_kernel(ledger, state, folder.posterior)
@@ -139,25 +128,51 @@ def write_released(
   stats: blr.SufficientStats,
   fitted: blr.Posterior,
 ) -> None:
-  """Keeps noisy statistics, with the σ and λ that go with them, beside the run."""
-  noise_std, prior_std = float(fitted.noise_std), float(fitted.prior_std)
-  kernel = membership.kernel_digest(trained.state)
-  released = {"noise_std": noise_std, "prior_std": prior_std}
-  membership.write(
-    folder.released,
-    membership.Ledger(jax.device_get(stats), kernel, (released,)),
-  )
+  """Writes `released/`: the kernel and noisy statistics, and nothing that was exact."""
+  target = RunFolder(folder.released)
+  target.claim(trained.config)
+  target.write_preprocessing(trained.preprocessor)
+  kernel = (trained.state.omega, trained.state.params.theta)
+  arrays: dict[str, Any] = {
+    f"kernel_{index}": leaf for index, leaf in enumerate(jax.tree.leaves(kernel))
+  }
+  arrays |= vars(stats) | {name: getattr(fitted, name) for name in _SCALES}
+  with open(target.path / _RELEASED, "wb") as file:
+    np.savez(file, **jax.device_get(arrays))
 
 
-def _with_released(folder: RunFolder, state: Any) -> Any:
-  if not folder.released.exists():
+def load_released(workdir: str | os.PathLike[str]) -> Model:
+  """The model of a private release, in the run's folder or by itself."""
+  folder = RunFolder(workdir)
+  if (folder.released / _RELEASED).exists():
+    folder = RunFolder(folder.released)
+  path = folder.path / _RELEASED
+  if not path.exists():
     raise InputError(
-      f"{folder.path} has no private release: make one by launch.privacy --release."
+      f"{workdir} has no private release: make one by launch.privacy --release."
     )
-  ledger = membership.read(folder.released)
-  membership.require_kernel(ledger, state, folder.released)
-  stats = jax.tree.map(jnp.asarray, ledger.stats)
-  return state.replace(stats=stats, posterior=blr.posterior(stats, **ledger.changes[0]))
+  config, preprocessor = folder.config(), folder.preprocessing()
+  like = _like(config, preprocessor)
+  leaves, structure = jax.tree.flatten((like.omega, like.params.theta))
+  with open(path, "rb") as file, np.load(file) as content:
+    arrays = {name: content[name] for name in content.files}
+  kernel = [arrays[f"kernel_{index}"] for index in range(len(leaves))]
+  omega, theta = jax.tree.unflatten(structure, map(jnp.asarray, kernel))
+  fields = ("gram", "moment", "energy", "count")
+  stats = blr.SufficientStats(*(jnp.asarray(arrays[name]) for name in fields))
+  fitted = blr.posterior(stats, *(arrays[name] for name in _SCALES))
+  params = like.params.replace(theta=theta)
+  state = like.replace(omega=omega, params=params, stats=stats, posterior=fitted)
+  return Model(config, preprocessor, state)
+
+
+def _like(config: ml_collections.ConfigDict, preprocessor: Preprocessor) -> Any:
+  """Shapes and types of the method's state; nothing is computed."""
+  return jax.eval_shape(
+    _algorithm(config).init,
+    jax.random.key(0),
+    _empty(config, preprocessor.num_inputs),
+  )
 
 
 def _algorithm(config: ml_collections.ConfigDict) -> algorithms.FederatedAlgorithm:

@@ -18,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbnr_jax.blr import SufficientStats, fit_evidence, posterior
+from fedbnr_jax.blr import SufficientStats, augmented_gram, fit_evidence, posterior
 from fedbnr_jax.blr.posterior import Posterior
 from fedbnr_jax.errors import InputError
 
 NOT_COVERED = (
   "the kernel parameters, which were trained on the rows without noise, and the means "
-  "and deviations of the standardisation"
+  "and deviations of the standardisation; of the run's folder only released/ is private"
 )
 # Kernels whose features have one norm.
 CONSTANT_NORM = (
@@ -33,6 +33,7 @@ CONSTANT_NORM = (
 )
 # The ridge is at least this part of the noise's spectral norm.
 _RIDGE = 0.25
+_MAX_EPSILON = 100.0  # Which promises nothing.
 
 
 class Mechanism(NamedTuple):
@@ -72,8 +73,11 @@ class Mechanism(NamedTuple):
 
   def check(self) -> None:
     """Raises InputError for what is no mechanism."""
-    if not self.epsilon > 0:
-      raise InputError(f"epsilon must be positive, got {self.epsilon}.")
+    if not (0 < self.epsilon <= _MAX_EPSILON or self.epsilon == math.inf):
+      raise InputError(
+        f"epsilon must be positive and at most {_MAX_EPSILON:g}, or infinite for no "
+        f"promise, got {self.epsilon}."
+      )
     if not 0 < self.delta < 1:
       raise InputError(f"delta must lie between 0 and 1, got {self.delta}.")
     if not 0 < self.target_bound < math.inf:
@@ -120,7 +124,7 @@ def release(
     mechanism: What is promised.
   """
   mechanism.check()
-  gram = augmented(stats, mechanism.target_scale)
+  gram = augmented_gram(stats, mechanism.target_scale)
   noisy = gram + symmetric_noise(key, gram, mechanism.total_noise_std)
   (num_features,) = stats.moment.shape
   # Before the repair, which is biased.
@@ -147,13 +151,6 @@ def private_posterior(stats: SufficientStats, mechanism: Mechanism) -> Posterior
   norm = mechanism.total_noise_std * math.sqrt(2.0 * stats.moment.shape[0])
   max_rho = None if norm == 0 else 1.0 / (_RIDGE * norm)
   return posterior(stats, *fit_evidence(stats, max_rho))
-
-
-def augmented(stats: SufficientStats, target_scale: float) -> jax.Array:
-  """[M + 1, M + 1]: Σ uuᵀ with u = [φ; ηy]."""
-  moment = target_scale * stats.moment[:, None]
-  energy = jnp.reshape(target_scale**2 * stats.energy, (1, 1))
-  return jnp.block([[stats.gram, moment], [moment.T, energy]])
 
 
 def symmetric_noise(key: chex.PRNGKey, like: jax.Array, std: float) -> jax.Array:

@@ -60,6 +60,10 @@ def first_does(work: Callable[[], _T]) -> _T | None:
       result = work()
     except InputError as error:
       refusal = str(error)
+    except OSError as error:  # Such as a full disk: the others must not wait.
+      if jax.process_count() == 1:
+        raise
+      refusal = str(error)
   refusal = from_first(refusal)
   if refusal is not None:
     raise InputError(refusal)

@@ -38,7 +38,7 @@ class RunFolder:
     self.checkpoints = self.path / "checkpoint"
     self.figures = self.path / "figures"
     self.posterior = self.path / "posterior.npz"  # See membership.py.
-    self.released = self.path / "released.npz"  # See privacy.py.
+    self.released = self.path / "released"  # Folder; see privacy.py.
     self._config = self.path / "config.json"
     self._data = self.path / "data.json"
     self._metrics = self.path / "metrics.csv"

@@ -21,6 +21,7 @@ from fedbnr_jax.algorithms import (
   RoundInfo,
   ServerState,
 )
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.federation import Clients, Federation, ServerSet
 
 # (running total, state, server's set, rows, [k] who is asked) -> (total, reports).
@@ -82,8 +83,11 @@ class StreamedRound:
     """The summed message, and the reports [K, ...], zeros for those not asked."""
     mesh = self.algorithm.placement.mesh
     num_devices = 1 if mesh is None else mesh.size
-    # No more than there are: what a chunk lacks is filled up with copies.
-    size = min(self.chunk_size, -(-len(asked) // num_devices) * num_devices)
+    # No more than may be asked: what a chunk lacks is filled up with copies.
+    most = len(asked)
+    if not exchange.asks_all:
+      most = self.algorithm.participation.num_sampled(most)
+    size = min(self.chunk_size, -(-most // num_devices) * num_devices)
     add, total = self.add[exchange], None
     parts: list[tuple[np.ndarray, Any]] = []
     for chosen, chunk, valid in _chunks(federation.clients, asked, size):
@@ -105,6 +109,8 @@ class StreamedRound:
 
 def streamed(algorithm: FederatedAlgorithm, chunk_size: int) -> StreamedRound:
   """The round of a method in chunks of clients, not jitted."""
+  if chunk_size < 1:
+    raise InputError(f"the chunk size must be at least 1, got {chunk_size}.")
   mesh = algorithm.placement.mesh
   num_devices = 1 if mesh is None else mesh.size
 

@@ -78,6 +78,8 @@ def train(
     NonFiniteError: If a loss or score is not finite.
   """
   (result,) = _train([experiment], program, [folder], on_round, _ONE)
+  if isinstance(result, NonFiniteError):
+    raise result
   return result
 
 
@@ -86,7 +88,7 @@ def train_batch(
   program: Program,
   folders: Sequence[RunFolder | None],
   on_round: Callable[[Record], None] | None = None,
-) -> list[Result]:
+) -> list[Result | NonFiniteError]:
   """The same for several experiments of the same shapes, as by `build_seeds`.
 
   Args:
@@ -95,8 +97,8 @@ def train_batch(
     folders: One each.
     on_round: Called with every new record of any of them.
 
-  Raises:
-    NonFiniteError: If one diverges; the others are trained to their end first.
+  Returns:
+    A result each, or, for one that diverged, the error that says so.
   """
   return _train(experiments, program, folders, on_round, _MANY)
 
@@ -121,7 +123,7 @@ def _train(
   folders: Sequence[RunFolder | None],
   on_round: Callable[[Record], None] | None,
   axis: _Axis,
-) -> list[Result]:
+) -> list[Result | NonFiniteError]:
   journals = [
     _Journal(experiment, folder)
     for experiment, folder in zip(experiments, folders, strict=True)
@@ -131,10 +133,9 @@ def _train(
   finally:
     for journal in journals:
       journal.close()
-  for journal in journals:
-    if journal.failure:
-      raise journal.failure
-  return [Result(journal.best, journal.history) for journal in journals]
+  return [
+    journal.failure or Result(journal.best, journal.history) for journal in journals
+  ]
 
 
 def _loop(

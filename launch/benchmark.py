@@ -81,7 +81,8 @@ TABLE = (
 
 
 def main() -> None:
-  num_local = distributed.num_local()
+  # Measured to be the fastest way on a CPU; of a training it is a choice.
+  num_local = distributed.num_local(default="auto")
   if num_local > 1:
     sys.exit(distributed.run_locally("launch.benchmark", num_local))
   distributed.join()
@@ -256,6 +257,4 @@ def federation_mb(shape: Shape) -> float:
 
 
 if __name__ == "__main__":
-  # Measured to be the fastest way on a CPU; of a training it is a choice.
-  flags.FLAGS.set_default("local_processes", "auto")
   common.run(main)

@@ -6,6 +6,7 @@ import pathlib
 import re
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from types import FrameType
@@ -24,6 +25,8 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 
 _WRONG_INPUT = 2
 _NOT_FINITE = 3
+# What JAX says when a process that it sums with has gone.
+_COLLECTIVE = re.compile("(?i)gloo|collective|coordination|connection (closed|reset)")
 
 
 def cache_folder() -> pathlib.Path:
@@ -34,7 +37,8 @@ def cache_folder() -> pathlib.Path:
 
 def set_up_jax() -> None:
   """Float64 for phase 2, and compiled programs kept on disk for the next start."""
-  jax.config.update("jax_enable_x64", True)
+  if "JAX_ENABLE_X64" not in os.environ:  # Which says otherwise where there is none.
+    jax.config.update("jax_enable_x64", True)
   jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
   logging.set_verbosity(logging.ERROR)  # Orbax tells of every file it writes.
@@ -88,6 +92,14 @@ def run(main: Callable[[], None]) -> NoReturn:
       fail(str(error), _NOT_FINITE)
     except KeyboardInterrupt:
       fail("stopped. The same command takes the run up again.", 130)
+    except Exception as error:
+      if not jax.distributed.is_initialized():
+        raise
+      # An orderly end would wait for the other processes.
+      if _COLLECTIVE.search(str(error)):
+        fail("another process is gone. The same command takes the run up again.", 1)
+      traceback.print_exc()
+      fail(f"{type(error).__name__}: {str(error)[:200]}", 1)
 
   app.run(guarded, flags_parser=_parse)
 

@@ -14,7 +14,7 @@ import pandas as pd
 from absl import flags
 
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder
+from fedbnr_jax.records import RunFolder, usable
 from fedbnr_jax.report import curves, tables
 from launch import common
 
@@ -35,19 +35,22 @@ def compare(paths: list[pathlib.Path], output: str, goal: float | None = None) -
   cells = set()
   for path in paths:
     folder = RunFolder(path)
-    config, frame = folder.config(), folder.metrics_frame()
-    if frame.empty:
-      raise InputError(f"{path} has no finished round.")
-    cells.add((config.data.name, config.num_clients))
+    config, frame, summary = folder.config(), folder.metrics_frame(), folder.summary()
+    if summary is None:
+      raise InputError(f"the training in {path} is not finished: let it finish.")
+    if config.method == "central":
+      raise InputError(f"{path} is of method 'central', which sends nothing.")
+    cells.add((summary["dataset"], summary["num_clients"], summary["rmse_unit"]))
     runs.setdefault(name_of(config), []).append(curves.progress(frame))
   if len(cells) > 1:
     raise InputError(
       f"the runs are of several data sets or numbers of clients: {sorted(cells)}."
     )
-  ((dataset, num_clients),) = cells
+  ((dataset, num_clients, unit),) = cells
   goal = goal if goal is not None else papers_goal(dataset, num_clients)
   title = f"{dataset}, {num_clients} clients"
-  curves.communication(runs, output, unit="target", title=title, goal=goal)
+  with usable(pathlib.Path(output).parent):
+    curves.communication(runs, output, unit=unit, title=title, goal=goal)
   print(tables.markdown(reached(runs, goal)))
   print(f"drawn to {output}")
 

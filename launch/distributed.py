@@ -14,8 +14,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import IO
 
 import jax
 from absl import flags
@@ -31,10 +33,11 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", 1, "Processes of the trai
 _PROCESS_ID = flags.DEFINE_integer("process_id", 0, "Number of this one, from 0.")
 _WAIT = flags.DEFINE_integer("wait_seconds", 60, "How long to wait for the others.")
 _LOCAL = flags.DEFINE_string(
-  "local_processes", "1", "Processes to start here, a core each; 'auto': one a core."
+  "local_processes", None, "Processes to start here, a core each; 'auto': one a core."
 )
 # How long the others may take to end once one has failed.
 _GRACE = 15.0
+_WATCH = "FEDBNR_WATCH_PARENT"
 
 
 def join() -> None:
@@ -54,7 +57,10 @@ def join() -> None:
   if _WAIT.value < 1:
     raise InputError(f"--wait_seconds must be at least 1, got {_WAIT.value}.")
   if count == 1:
+    if _COORDINATOR.value:
+      raise InputError("--coordinator is of use with --num_processes above 1 only.")
     return
+  _watch_parent()
   host, port = _address()
   rendezvous.meet(host, port, number, count, _WAIT.value)
   # At the end the others wait for the first, which still has figures to draw.
@@ -90,13 +96,15 @@ def _address() -> tuple[str, int]:
   return host, int(port)
 
 
-def num_local() -> int:
+def num_local(default: str = "1") -> int:
   """How many processes this one is to start in its stead; 1 for none."""
-  text = _LOCAL.value
+  text = _LOCAL.value or default
   if text != "auto" and (not text.isdecimal() or int(text) < 1):
     raise InputError(f"--local_processes must be 'auto' or at least 1, got {text!r}.")
-  if text != "1" and _NUM_PROCESSES.value > 1:
-    raise InputError("--local_processes and --num_processes do not go together.")
+  if _NUM_PROCESSES.value > 1:
+    if _LOCAL.value and text != "1":
+      raise InputError("--local_processes and --num_processes do not go together.")
+    return 1
   return len(common.available_cores()) if text == "auto" else int(text)
 
 
@@ -120,15 +128,31 @@ def run_locally(module: str, count: int) -> int:
               *(sys.executable, "-m", module, *arguments, *meeting),
               f"--process_id={number}",
             ],
-            env=os.environ | {"FEDBNR_CORE": str(cores[number % len(cores)])},
+            env=os.environ
+            | {"FEDBNR_CORE": str(cores[number % len(cores)]), _WATCH: "1"},
+            stdin=subprocess.PIPE,  # Never written to: it closes when we are gone.
             **quiet,  # type: ignore[call-overload]
           )
         )
-      return _wait(children)
+      return _wait(children, noise)
     finally:
       for child in children:
         child.kill()
         child.wait()
+        if child.stdin:
+          child.stdin.close()
+
+
+def _watch_parent() -> None:
+  """Ends this process when the one that started it, by `run_locally`, is gone."""
+  if _WATCH not in os.environ:
+    return
+
+  def watch() -> None:
+    os.read(0, 1)
+    os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
 
 
 def _without(flag: str, arguments: Sequence[str]) -> list[str]:
@@ -146,8 +170,15 @@ def _without(flag: str, arguments: Sequence[str]) -> list[str]:
   return kept
 
 
-def _wait(children: Sequence["subprocess.Popen[bytes]"]) -> int:
-  """Until all have ended; when one fails the others, who wait for it, are ended."""
+def _wait(
+  children: Sequence["subprocess.Popen[bytes]"], noise: IO[bytes] | None = None
+) -> int:
+  """Until all have ended; when one fails the others, who wait for it, are ended.
+
+  Args:
+    children: The first speaks for itself.
+    noise: File with what the others have said.
+  """
   first: tuple[int, int] | None = None  # To fail, and with what status.
   deadline = math.inf
   while any(child.poll() is None for child in children):
@@ -158,12 +189,25 @@ def _wait(children: Sequence["subprocess.Popen[bytes]"]) -> int:
       break
     time.sleep(0.05)
   number, status = first or _failure(children) or (0, 0)
+  own = children[0].poll()
+  if own is not None and own > 0:
+    return own  # The first has said why itself.
   if number > 0 or status < 0:
+    told = _last_line(noise)
     common.fail(
-      f"process {number} of {len(children)} ended with status {status}: the same "
+      f"process {number} of {len(children)} ended with status {status}{told}: the same "
       "command takes the run up again."
     )
-  return status  # The first has said why itself.
+  return status
+
+
+def _last_line(noise: IO[bytes] | None) -> str:
+  """The last thing that was said, in brackets."""
+  if noise is None:
+    return ""
+  noise.seek(0)
+  lines = noise.read().decode(errors="replace").strip().splitlines()
+  return f" ({lines[-1].strip()[:300]})" if lines else ""
 
 
 def _failure(

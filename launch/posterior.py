@@ -15,6 +15,7 @@ from absl import flags
 
 from fedbnr_jax import membership, model
 from fedbnr_jax.data import read_table
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder, usable
 from launch import common
 
@@ -29,6 +30,8 @@ def main() -> None:
 def update(workdir: str, add: list[str], remove: list[str]) -> None:
   """Adds and removes the rows of tables, all or none, and tells the result."""
   folder = RunFolder(workdir)
+  if folder.summary() is None:
+    raise InputError(f"the training in {workdir} is not finished: let it finish.")
   trained = model.load(workdir)
   ledger = membership.read(folder.posterior)
   membership.require_kernel(ledger, trained.state, folder.posterior)

@@ -32,8 +32,8 @@ def main() -> None:
 
 def predict(workdir: str, source: str, target: str, released: bool = False) -> None:
   """Adds the predicted columns to the table `source` and writes it to `target`."""
-  trained = model.load(workdir, released=released)
-  if RunFolder(workdir).summary() is None:
+  trained = model.load_released(workdir) if released else model.load(workdir)
+  if not released and RunFolder(workdir).summary() is None:
     warnings.warn(
       f"the training in {workdir} is not finished: this is its best model so far.",
       stacklevel=2,

@@ -5,8 +5,8 @@ python -m launch.privacy --workdir=runs/ccpp --release=1
 
 The first draws error and calibration against ε into figures/privacy.png, and what an
 attacker reads from scatter matrices into figures/leakage.png. The second releases the
-statistics once, with the given ε, into released.npz, and notes in summary.json what is
-spent and what is not covered; `launch.predict --released` predicts from it.
+statistics once, with the given ε, into the folder released/, and notes in summary.json
+what is spent and what is not covered; `launch.predict --released` predicts from it.
 """
 
 import math
@@ -56,7 +56,14 @@ def main() -> None:
       f"the features of kernel {trained.config.kernel!r} have no common norm, and so "
       f"no sensitivity: train one of {', '.join(privacy.CONSTANT_NORM)}."
     )
+  if folder.posterior.exists() and membership.read(folder.posterior).changes:
+    raise InputError(
+      f"rows have joined or left {workdir} since its training, and a release is made "
+      "of those it was trained on: train again."
+    )
+  trained.config.mesh = 1
   experiment = experiment_lib.build(trained.config)
+  folder.claim_data(experiment.dataset)
   with usable(folder.path):
     if _RELEASE.value is not None:
       release(trained, experiment, folder, summary, _RELEASE.value)
@@ -103,10 +110,11 @@ def release(
   epsilon: str,
 ) -> None:
   """One release, and what it spent."""
-  if "privacy" in summary:
+  if "privacy" in summary or folder.released.exists():
+    spent = summary.get("privacy", {}).get("epsilon", "unknown")
     raise InputError(
-      f"{folder.path} has released its statistics already (ε = "
-      f"{summary['privacy']['epsilon']}): a second release would spend more."
+      f"{folder.path} has released its statistics already (ε = {spent}): a second "
+      "release would spend more."
     )
   mechanism = mechanism_of(epsilon, _NOISE.value, trained, experiment.num_clients)
   if math.isinf(mechanism.epsilon):
@@ -116,7 +124,6 @@ def release(
   key = jax.random.fold_in(key, secrets.randbits(32))
   stats = privacy.release(key, clipped_stats(trained, experiment, mechanism), mechanism)
   fitted = privacy.private_posterior(stats, mechanism)
-  model.write_released(folder, trained, stats, fitted)
   summary["privacy"] = {
     "epsilon": mechanism.epsilon,
     "delta": mechanism.delta,
@@ -126,7 +133,8 @@ def release(
     "target_bound": mechanism.target_bound,
     "not_covered": privacy.NOT_COVERED,
   }
-  folder.write_summary(summary)
+  folder.write_summary(summary)  # First: what may have been seen is spent.
+  model.write_released(folder, trained, stats, fitted)
   print(
     f"released with ε = {mechanism.epsilon:g}, δ = {mechanism.delta:g} into "
     f"{folder.released}. Not covered: {privacy.NOT_COVERED}."
@@ -154,6 +162,8 @@ def draw_curves(trained: Model, experiment: Experiment, folder: RunFolder) -> No
 
 def privacy_curve(trained: Model, experiment: Experiment) -> pd.DataFrame:
   """Test scores of every ε, kind of noise and draw."""
+  if not _EPSILONS.value:
+    raise InputError("--epsilons is empty: give at least one.")
   feature_map = urk.from_config(trained.config)
   state, test = trained.state, experiment.test
   features = jax.jit(lambda x: features_of(feature_map, state.params, state.omega, x))(

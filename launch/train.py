@@ -15,6 +15,7 @@ from tqdm import tqdm
 from fedbnr_jax import config as config_lib
 from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax import membership, processes, training, urk
+from fedbnr_jax.blr import SufficientStats
 from fedbnr_jax.experiment import Experiment
 from fedbnr_jax.records import Record, RunFolder, as_json, usable
 from fedbnr_jax.report import run as report
@@ -101,11 +102,18 @@ def run_seeds(
   if not first:
     return
   program = training.jit(plain)
-  summaries = []
+  summaries, failure = [], None
   for experiment, result, own in zip(experiments, results, folders, strict=True):
+    if isinstance(result, training.NonFiniteError):
+      failure = failure or training.NonFiniteError(
+        f"seed {experiment.config.seed}: {result}"
+      )
+      continue
     finish(experiment, program, result, own)
     summaries.append(training.summarise(experiment, result.history))
     own.write_summary(summaries[-1])
+  if failure:
+    raise failure
   folder.write_summary(report.mean_summary(summaries))
   print(f"written to {folder.path}, a folder a seed")
 
@@ -118,19 +126,20 @@ def finish(
 ) -> None:
   """Draws the figures and tells the result."""
   report.write_figures(experiment, program, result, folder.figures)
-  membership.write(folder.posterior, ledger(experiment, result))
+  stats = statistics(experiment, result)
+  if round(float(stats.count)) == round(float(result.state.stats.count)):
+    membership.write(folder.posterior, membership.opened(stats, result.state))
   print(report.summary_text(training.summarise(experiment, result.history)))
 
 
-def ledger(experiment: Experiment, result: training.Result) -> membership.Ledger:
-  """The statistics of all training rows under the kernel of the best round."""
-  stats = membership.statistics(
+def statistics(experiment: Experiment, result: training.Result) -> SufficientStats:
+  """Of all training rows, under the kernel of the best round in float64."""
+  return membership.statistics(
     urk.from_config(experiment.config),
     result.state,
     membership.client_batches(experiment.federation.clients),
     jax.jit,
   )
-  return membership.Ledger(stats, membership.kernel_digest(result.state))
 
 
 def _claim(experiment: Experiment, folder: RunFolder) -> None:

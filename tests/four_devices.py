@@ -18,6 +18,10 @@ _SECONDS = 240
 # Fields of a training, and of the one it must equal: that on one device, at once.
 TRAININGS = {
   "two devices": ({"mesh": 2, "client_batch_size": 1}, {}),
+  "a network on four devices": (
+    {"mesh": 4, "client_batch_size": 1, "kernel": "deep"},
+    {"kernel": "deep"},
+  ),
   "four devices streamed": ({"mesh": 4, "stream_clients": 2}, {}),
   "some clients on four devices": (
     {"mesh": 4, "client_batch_size": 1, "participation": 0.5},

@@ -314,6 +314,12 @@ SLEEP = "import time; time.sleep(60)"
     ([SLEEP, "raise SystemExit(4)"], 2, "process 1 of 2 ended with status 4"),
     (["import os; os.kill(os.getpid(), 9)", SLEEP], 2, "process 0 of 2 ended"),
     (["import time; time.sleep(1)", ""], 0, ""),  # One that ends late is waited for.
+    # All refuse, and the first, which speaks, is not the quickest.
+    (
+      ["import time; time.sleep(0.1); raise SystemExit(2)", "raise SystemExit(2)"],
+      2,
+      "",
+    ),
   ],
 )
 def test_status_of_all_is_that_of_who_failed_first(
@@ -330,4 +336,21 @@ def test_status_of_all_is_that_of_who_failed_first(
       child.kill()
       child.wait()
   assert got == status
-  assert part in capsys.readouterr().err
+  error = capsys.readouterr().err
+  assert part in error
+  assert bool(part) == bool(error)
+
+
+def test_what_a_silent_process_said_is_passed_on(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(distributed, "_GRACE", 0.2)
+  with open(tmp_path / "noise", "w+b") as noise:
+    noise.write(b"a warning\nerror: out of luck\n")
+    children = [_child(SLEEP), _child("raise SystemExit(4)")]
+    try:
+      with pytest.raises(SystemExit):
+        distributed._wait(children, noise)
+    finally:
+      for child in children:
+        child.kill()
+        child.wait()
+  assert "out of luck" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -73,8 +74,8 @@ def _stats(x, y, mechanism=NOISELESS):
 )
 def test_no_row_changes_the_matrix_by_more_than_its_sensitivity(x, y):
   scale = NOISELESS.target_scale
-  whole = privacy.augmented(_stats(x, y), scale)
-  without = privacy.augmented(_stats(x[1:], y[1:]), scale)
+  whole = blr.augmented_gram(_stats(x, y), scale)
+  without = blr.augmented_gram(_stats(x[1:], y[1:]), scale)
   change = np.linalg.norm(whole - without)
   assert change <= NOISELESS.sensitivity * (1 + 1e-6)
   if abs(y[0]) >= NOISELESS.target_bound:  # Which is attained.
@@ -122,7 +123,7 @@ def test_released_statistics_are_those_of_some_rows(epsilon):
   mechanism = NOISELESS._replace(epsilon=epsilon)
   for seed in range(10):
     got = privacy.release(jax.random.key(seed), stats, mechanism)
-    values = np.linalg.eigvalsh(privacy.augmented(got, mechanism.target_scale))
+    values = np.linalg.eigvalsh(blr.augmented_gram(got, mechanism.target_scale))
     assert values[0] >= -1e-9 * values[-1]
     assert got.count >= 1
     fitted = privacy.private_posterior(got, mechanism)
@@ -157,6 +158,7 @@ def test_bounded_ridge_is_the_best_within_its_bound():
   [
     ({"epsilon": 0.0}, "epsilon"),
     ({"epsilon": float("nan")}, "epsilon"),
+    ({"epsilon": 1e300}, "epsilon"),
     ({"delta": 0.0}, "delta"),
     ({"delta": 1.0}, "delta"),
     ({"target_bound": 0.0}, "bound"),
@@ -259,11 +261,16 @@ def test_curve_and_release(run, parsed, capsys):
     launch_predict.predict(str(run), str(table), str(output), released)
     outputs.append(pd.read_csv(output))
   assert np.all(np.isfinite(outputs[1]["mean"]))
+  # The folder of the release is enough, and holds nothing that was exact.
+  shutil.move(run / "released", run.parent / "handed over")
+  alone = model.load_released(run.parent / "handed over")
+  again = alone.predict(pd.read_csv(table))
+  np.testing.assert_allclose(again["mean"], outputs[1]["mean"], rtol=1e-6)
+  exact = trained.state.stats
+  assert not np.allclose(alone.state.stats.gram, exact.gram, rtol=1e-6)
   assert not np.allclose(outputs[0]["mean"], outputs[1]["mean"])
 
 
 def test_no_release_no_prediction_from_it(tmp_path):
   launch_train.train(tiny(), str(tmp_path / "run"))
-  assert_refused(
-    lambda: model.load(tmp_path / "run", released=True), "no private release"
-  )
+  assert_refused(lambda: model.load_released(tmp_path / "run"), "no private release")

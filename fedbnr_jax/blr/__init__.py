@@ -30,6 +30,7 @@ from fedbnr_jax.blr.posterior import (
 )
 from fedbnr_jax.blr.statistics import (
   SufficientStats,
+  augmented_gram,
   empty_stats,
   masked,
   statistics_dtype,
@@ -41,6 +42,7 @@ __all__ = [
   "NoiseMoments",
   "Posterior",
   "SufficientStats",
+  "augmented_gram",
   "covariance",
   "empty_stats",
   "fit_evidence",

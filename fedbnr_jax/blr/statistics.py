@@ -58,6 +58,13 @@ def sufficient_stats(
   )
 
 
+def augmented_gram(stats: SufficientStats, target_scale: float = 1.0) -> jax.Array:
+  """[M + 1, M + 1]: Σ uuᵀ with u = [φ; ηy], of which nothing is negative."""
+  moment = target_scale * jnp.asarray(stats.moment)[:, None]
+  energy = jnp.reshape(target_scale**2 * jnp.asarray(stats.energy), (1, 1))
+  return jnp.block([[jnp.asarray(stats.gram), moment], [moment.T, energy]])
+
+
 def empty_stats(num_features: int) -> SufficientStats:
   """Statistics of no rows."""
   dtype = statistics_dtype()
