@@ -49,10 +49,11 @@ class Result:
 
   state: Any  # Server state at the best validation round.
   history: list[Record]  # One record a round, in the target's unit.
+  score: str = "val_rmse"  # By which a round is the best.
 
   @property
   def best_round(self) -> int:
-    return best_round(self.history)
+    return best_round(self.history, self.score)
 
   @property
   def best(self) -> Record:
@@ -65,7 +66,7 @@ def train(
   folder: RunFolder | None = None,
   on_round: Callable[[Record], None] | None = None,
 ) -> Result:
-  """Runs rounds until `patience` of them bring no better validation RMSE.
+  """Runs rounds until `patience` of them bring no better validation score.
 
   Args:
     experiment: From `experiment.build`.
@@ -134,7 +135,8 @@ def _train(
     for journal in journals:
       journal.close()
   return [
-    journal.failure or Result(journal.best, journal.history) for journal in journals
+    journal.failure or Result(journal.best, journal.history, journal.score)
+    for journal in journals
   ]
 
 
@@ -199,8 +201,12 @@ class _Journal:
   def finished(self) -> bool:
     config = self.experiment.config
     return self.failure is not None or finished(
-      self.history, config.num_rounds, config.patience
+      self.history, config.num_rounds, config.patience, self.score
     )
+
+  @property
+  def score(self) -> str:
+    return self.experiment.stopping_score
 
   @property
   def key(self) -> chex.PRNGKey:
@@ -255,7 +261,7 @@ class _Journal:
     record = _record(number, self.experiment, state, info, validation, test)
     record["seconds"] = seconds
     self.history.append(record)
-    if best_round(self.history) == number:
+    if best_round(self.history, self.score) == number:
       self.best = state
     if self._folder and self._checkpoints:
       # The row first: a row without a checkpoint is dropped and made anew, but a
@@ -269,7 +275,9 @@ class _Journal:
       self._checkpoints.close()
 
 
-def finished(history: list[Record], num_rounds: int, patience: int) -> bool:
+def finished(
+  history: list[Record], num_rounds: int, patience: int, score: str = "val_rmse"
+) -> bool:
   """Whether the rounds are used up or validation has stopped improving.
 
   Rounds in which nobody answered, and so nothing changed, do not try its patience.
@@ -278,19 +286,19 @@ def finished(history: list[Record], num_rounds: int, patience: int) -> bool:
     return True
   if not history:
     return False
-  since = history[best_round(history) :]
+  since = history[best_round(history, score) :]
   return sum(record["clients_answered"] > 0 for record in since) >= patience
 
 
-def best_round(history: list[Record]) -> int:
-  """The first round, counted from 1, with the lowest validation RMSE."""
-  return int(np.argmin([record["val_rmse"] for record in history])) + 1
+def best_round(history: list[Record], score: str = "val_rmse") -> int:
+  """The first round, counted from 1, with the lowest validation score."""
+  return int(np.argmin([record[score] for record in history])) + 1
 
 
 def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
   """The fields of `summary.json`."""
   config = experiment.config
-  number = best_round(history)
+  number = best_round(history, experiment.stopping_score)
   best = history[number - 1]
   summary: dict[str, Any] = {
     "dataset": experiment.dataset.name,

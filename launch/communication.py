@@ -14,6 +14,7 @@ import pandas as pd
 from absl import flags
 
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.experiment import stopping_score
 from fedbnr_jax.records import RunFolder, usable
 from fedbnr_jax.report import curves, tables
 from launch import common
@@ -41,7 +42,9 @@ def compare(paths: list[pathlib.Path], output: str, goal: float | None = None) -
     if config.method == "central":
       raise InputError(f"{path} is of method 'central', which sends nothing.")
     cells.add((summary["dataset"], summary["num_clients"], summary["rmse_unit"]))
-    runs.setdefault(name_of(config), []).append(curves.progress(frame))
+    runs.setdefault(name_of(config), []).append(
+      curves.progress(frame, stopping_score(config))
+    )
   if len(cells) > 1:
     raise InputError(
       f"the runs are of several data sets or numbers of clients: {sorted(cells)}."

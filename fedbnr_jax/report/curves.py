@@ -96,16 +96,16 @@ def communication(
   save(figure, path)
 
 
-def progress(metrics: pd.DataFrame) -> pd.DataFrame:
+def progress(metrics: pd.DataFrame, score: str = "val_rmse") -> pd.DataFrame:
   """Of each round: floats up and down so far, and test RMSE at the best one so far.
 
-  "Best" is by validation, so that no test error is chosen.
+  "Best" is by a validation score, so that no test error is chosen.
 
   Returns:
     Columns round, floats, test_rmse.
   """
   floats = (metrics.floats_up + metrics.floats_down).cumsum()
-  validation = metrics.val_rmse.to_numpy()
+  validation = metrics[score].to_numpy()
   best = [int(np.argmin(validation[: end + 1])) for end in range(len(metrics))]
   return pd.DataFrame(
     {
