@@ -21,7 +21,7 @@ def base() -> ml_collections.ConfigDict:
 
   config.num_rounds = 100  # At most.
   config.patience = 5  # Rounds without a better validation score before stopping.
-  config.stop_on = "auto"  # That score: "rmse", "nll"; "auto": as the method has it.
+  config.stop_on = "rmse"  # That score; or "nll".
   config.num_local_steps = 50
   config.learning_rate = 1e-2
 
@@ -129,7 +129,7 @@ _CHOICES = {
   "data.source": ("synthetic", "uci", "table"),
   "mean.scales": ("arithmetic", "log"),
   "statistics": ("all", "answering"),
-  "stop_on": ("auto", "rmse", "nll"),
+  "stop_on": ("rmse", "nll"),
   "exact.optimizer": ("adam", "lbfgs"),
   "evidence.noise": ("varying", "constant"),
   "exact.noise": ("varying", "constant"),

@@ -59,7 +59,7 @@ class Experiment:
   @property
   def stopping_score(self) -> str:
     """The column of `metrics.csv` that chooses the best round."""
-    return stopping_score(self.config)
+    return f"val_{self.config.stop_on}"
 
   @property
   def key_init(self) -> jax.Array:
@@ -68,14 +68,6 @@ class Experiment:
   @property
   def key_rounds(self) -> jax.Array:
     return jax.random.fold_in(jax.random.key(self.config.seed), 1)
-
-
-def stopping_score(config: ml_collections.ConfigDict) -> str:
-  """`val_rmse` or `val_nll`, as the config says or the method has it."""
-  score = config.stop_on
-  return (
-    f"val_{algorithms.method(config.method).stops_on if score == 'auto' else score}"
-  )
 
 
 def build(

@@ -14,7 +14,6 @@ import pandas as pd
 from absl import flags
 
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.experiment import stopping_score
 from fedbnr_jax.records import RunFolder, usable
 from fedbnr_jax.report import curves, tables
 from launch import common
@@ -43,7 +42,7 @@ def compare(paths: list[pathlib.Path], output: str, goal: float | None = None) -
       raise InputError(f"{path} is of method 'central', which sends nothing.")
     cells.add((summary["dataset"], summary["num_clients"], summary["rmse_unit"]))
     runs.setdefault(name_of(config), []).append(
-      curves.progress(frame, stopping_score(config))
+      curves.progress(frame, f"val_{config.stop_on}")
     )
   if len(cells) > 1:
     raise InputError(

@@ -187,6 +187,16 @@ def test_finished_after_patience_or_all_rounds(errors, done: bool):
   assert training.finished(history_of(*errors), num_rounds=6, patience=2) is done
 
 
+def test_rounds_are_compared_by_the_score_that_is_named():
+  history = history_of(3.0, 1.0, 2.0, 4.0)
+  for record, value in zip(history, (0.5, 0.6, 0.4, 0.3), strict=True):
+    record["val_nll"] = value
+  assert training.best_round(history, "val_nll") == 4
+  assert training.finished(history, 9, patience=2)
+  assert not training.finished(history, 9, patience=2, score="val_nll")
+  assert training.Result(None, history, "val_nll").best_round == 4
+
+
 def test_rounds_in_which_nobody_answered_do_not_try_patience():
   history = history_of(1.0, 1.0, 1.0, 1.0)
   for record in history[1:3]:

@@ -22,18 +22,13 @@ class Method(NamedTuple):
   build: Callable[[ml_collections.ConfigDict], FederatedAlgorithm]
   pooled: bool = False  # One client holds all rows, whatever num_clients says.
   distils: bool = False  # The server takes a share of the validation rows.
-  # By which validation score rounds are compared. Where σ is honest, the likelihood is
-  # the smoother one, and stops less often by chance.
-  stops_on: str = "rmse"
 
 
 METHODS: dict[str, Method] = {
   "fedbnr": Method(fedbnr.from_config),
   "fedbnr-kd": Method(fedbnr.distilled_from_config, distils=True),
-  "fedbnr-ev": Method(fedbnr.evidence_from_config, stops_on="nll"),
-  "fedbnr-kd-ev": Method(
-    fedbnr.distilled_evidence_from_config, distils=True, stops_on="nll"
-  ),
+  "fedbnr-ev": Method(fedbnr.evidence_from_config),
+  "fedbnr-kd-ev": Method(fedbnr.distilled_evidence_from_config, distils=True),
   "fedbnr-exact": Method(exact.from_config),
   "central": Method(central.from_config, pooled=True),
 }
