@@ -77,6 +77,15 @@ def data_dir() -> pathlib.Path:
   return folder.resolve()
 
 
+@pytest.fixture(scope="session")
+def on_four_devices(tmp_path_factory: pytest.TempPathFactory) -> dict:
+  """What tests/four_devices.py finds, which takes a minute."""
+  from tests import four_devices
+  from tests.runs import once
+
+  return once(tmp_path_factory, "on_four_devices", four_devices.results)
+
+
 def pytest_terminal_summary(
   terminalreporter: pytest.TerminalReporter,
 ) -> None:

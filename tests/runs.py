@@ -1,6 +1,9 @@
 """What several tests share: tiny runs, and checks of what they leave behind."""
 
+import json
+import os
 import pathlib
+import time
 
 import jax
 import ml_collections
@@ -12,6 +15,26 @@ from fedbnr_jax import config as config_lib
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
+
+
+def once(tmp_path_factory, name: str, make):
+  """What `make` returns, as JSON carries it: made by one test process for all."""
+  base = tmp_path_factory.getbasetemp()
+  if os.environ.get("PYTEST_XDIST_WORKER"):
+    base = base.parent
+  result = base / f"{name}.json"
+  try:
+    (base / name).mkdir()
+  except FileExistsError:
+    for _ in range(3000):  # Another process is at it.
+      if result.exists():
+        break
+      time.sleep(0.1)
+  else:
+    part = base / f"{name}.part"
+    part.write_text(json.dumps(make()))
+    os.replace(part, result)
+  return json.loads(result.read_text())
 
 
 def tiny(**fields: object) -> ml_collections.ConfigDict:

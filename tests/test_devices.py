@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from fedbnr_jax import devices, federation
-from tests import four_devices
 from tests.runs import assert_same_bits
 
 
@@ -37,8 +36,8 @@ def test_one_device_gets_the_same_key():
   assert devices.replicate_key(key, None) is key
 
 
-def test_five_clients_on_four_devices_are_padded_to_two_each():
-  found = four_devices.results()["padding"]
+def test_five_clients_on_four_devices_are_padded_to_two_each(on_four_devices):
+  found = on_four_devices["padding"]
   assert (found["num_clients"], found["num_padding"]) == (5, 3)
   assert found["shares"] == [2, 2, 2, 2]
   assert found["devices"] == 4
@@ -46,7 +45,7 @@ def test_five_clients_on_four_devices_are_padded_to_two_each():
   assert found["padding_admits"] == 0
 
 
-def test_every_device_has_the_servers_rows_and_the_key():
-  found = four_devices.results()["padding"]
+def test_every_device_has_the_servers_rows_and_the_key(on_four_devices):
+  found = on_four_devices["padding"]
   assert found["server_copies"] == [[3, 2]] * 4
   assert found["key_kept"]

@@ -64,8 +64,9 @@ def _assert_close(one, other, tolerance):
 # ------------------------------------------------------------------ the plain method
 
 
-@pytest.mark.parametrize("rule", ["sorted", "iid", "target"])
-@pytest.mark.parametrize("num_clients", [1, 6])
+@pytest.mark.parametrize(
+  "rule, num_clients", [("sorted", 1), ("sorted", 6), ("iid", 6), ("target", 6)]
+)
 def test_exact_is_pooled_training_for_any_partition(rule, num_clients):
   data = _federation(rule, num_clients)
   (*_, got), infos = _rounds(data, 5)  # 50 steps.
@@ -185,8 +186,8 @@ def test_warm_start_is_fedbnr_and_then_exact(dtype):
 
 @pytest.mark.parametrize(
   "changes",
-  [{}, ECONOMICAL["lbfgs"], ECONOMICAL["majoriser"], {"exact.warm_start_rounds": 1}],
-  ids=["plain", "lbfgs", "majoriser", "warm"],
+  [ECONOMICAL["lbfgs"], {"exact.warm_start_rounds": 1}],
+  ids=["lbfgs", "warm"],
 )
 def test_streamed_rounds_are_the_same(changes):
   data, steps = _federation(), {"num_local_steps": 2}
@@ -200,9 +201,8 @@ def test_streamed_rounds_are_the_same(changes):
     np.testing.assert_allclose(info.client_loss, wanted_info.client_loss, rtol=1e-8)
 
 
-@pytest.mark.parametrize("kernel", ["polynomial", "exponential", "gaussian"])
-def test_kernels_without_a_network_have_scales_to_learn(kernel):
-  _, infos = _rounds(_federation(), 2, kernel=kernel, num_local_steps=3)
+def test_kernels_without_a_network_have_scales_to_learn():
+  _, infos = _rounds(_federation(), 2, kernel="polynomial", num_local_steps=3)
   assert infos[1].train_nll < infos[0].train_nll
   assert np.all(np.isfinite(infos[1].client_loss))
 

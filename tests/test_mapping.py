@@ -185,14 +185,14 @@ def test_automatic_batch_of_small_clients_is_many_and_of_huge_ones_one():
 
 
 @pytest.mark.parametrize("name", four_devices.TRAININGS)
-def test_devices_and_portions_do_not_change_a_training(name):
+def test_devices_and_portions_do_not_change_a_training(name, on_four_devices):
   """Float64; per array, in norm, relative: another order of the same sums."""
-  assert four_devices.results()["trainings"][name] < 1e-6
+  assert on_four_devices["trainings"][name] < 1e-6
 
 
-def test_float32_predicts_the_same_but_for_rounding():
+def test_float32_predicts_the_same_but_for_rounding(on_four_devices):
   """Where a gradient is nothing but rounding, as that of a bias that only shifts what
   a stationary kernel sees, Adam makes whole steps of it: so much for the state."""
-  found = four_devices.results()["float32"]
+  found = on_four_devices["float32"]
   print(f"float32 on 4 devices and on 1, in norm: {found}")
   assert found["predictions"] < 1e-2

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import scipy.optimize
 import scipy.special
+from absl.testing import flagsaver
 
 from fedbnr_jax import blr, model, privacy, urk
 from fedbnr_jax.privacy import Mechanism
@@ -230,10 +231,11 @@ def parsed():
 def test_curve_and_release(run, parsed, capsys):
   folder, trained = RunFolder(run), model.load(run)
   experiment = launch_privacy.experiment_lib.build(trained.config)
-  launch_privacy.draw_curves(trained, experiment, folder)
+  with flagsaver.flagsaver(epsilons=["0.5", "inf"], draws=3):
+    launch_privacy.draw_curves(trained, experiment, folder)
   curve = pd.read_csv(run / "privacy" / "curve.csv")
   assert set(curve.noise) == {"central", "client"}
-  assert set(curve.epsilon) == {0.5, 1.0, 3.0, 8.0, np.inf}
+  assert set(curve.epsilon) == {0.5, np.inf}
   median = curve.groupby(["noise", "epsilon"]).test_rmse.median()
   assert median["central", np.inf] <= median["central", 0.5]
   assert median["central", np.inf] == median["client", np.inf]

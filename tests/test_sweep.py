@@ -16,7 +16,7 @@ from fedbnr_jax import model
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
 from launch import common, sweep, worker
-from tests.runs import SUMMARY, assert_refused, assert_same_bits, timeless
+from tests.runs import SUMMARY, assert_refused, assert_same_bits, once, timeless
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -233,15 +233,20 @@ def on_start(patch: pytest.MonkeyPatch, folder: pathlib.Path, code: str) -> None
 @pytest.fixture(scope="module")
 def mishaps(tmp_path_factory) -> tuple[pathlib.Path, str, str]:
   """A sweep of one worker over five seeds; gives its folder, output and last word."""
-  workdir = tmp_path_factory.mktemp("mishaps")
-  config = small(num_rounds=(4,), patience=(4,), seed=(0, 1, 2, 3, 4))
-  with pytest.MonkeyPatch.context() as patch:
-    on_start(patch, workdir / "hook", MISHAPS)
-    written: list[str] = []
-    patch.setattr(sweep.tqdm, "write", written.append)
-    with pytest.raises(InputError) as caught:
-      sweep.sweep(config, workdir, 1)
-  return workdir, "\n".join(written), str(caught.value)
+
+  def make() -> list[str]:
+    workdir = tmp_path_factory.mktemp("mishaps")
+    config = small(num_rounds=(4,), patience=(4,), seed=(0, 1, 2, 3, 4))
+    with pytest.MonkeyPatch.context() as patch:
+      on_start(patch, workdir / "hook", MISHAPS)
+      written: list[str] = []
+      patch.setattr(sweep.tqdm, "write", written.append)
+      with pytest.raises(InputError) as caught:
+        sweep.sweep(config, workdir, 1)
+    return [str(workdir), "\n".join(written), str(caught.value)]
+
+  workdir, written, error = once(tmp_path_factory, "mishaps_of_a_sweep", make)
+  return pathlib.Path(workdir), written, error
 
 
 def folder_of(workdir: pathlib.Path, seed: int) -> pathlib.Path:
