@@ -3,8 +3,8 @@
 pip install -e '.[benchmark]'   # PyTorch
 python -m benchmarks.side_by_side
 
-Ours is a whole round of 50 steps on one pinned process a core; PyTorch's a round of
-`--torch_steps` steps, by one and by two threads. Each is the best of several rounds in
+First it checks that both compute the same. Ours is a round of 50 steps on one pinned
+process a core; PyTorch's of `--torch_steps` steps, by one and by two threads. Each is the best of several rounds in
 each of `--turns` turns.
 """
 
