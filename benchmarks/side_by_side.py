@@ -4,8 +4,8 @@ pip install -e '.[benchmark]'   # PyTorch
 python -m benchmarks.side_by_side
 
 First it checks that both compute the same. Ours is a round of 50 steps on one pinned
-process a core; PyTorch's of `--torch_steps` steps, by one and by two threads. Each is the
-best of several rounds in each of `--turns` turns.
+process a core; PyTorch's of `--torch_steps` steps, by one and by two threads. Each is
+the best of several rounds in each of `--turns` turns.
 """
 
 import argparse
