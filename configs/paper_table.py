@@ -2,7 +2,7 @@
 
 python -m launch.sweep --config=configs/paper_table.py --workdir=runs/paper_table
 
-165 trainings, about an hour and a half on two cores. The README has the scores.
+165 trainings, about an hour and a half on two cores. The README has scores of some.
 `configs/paper_table.py:paper` takes the paper's own sizes, and several times as long.
 """
 
