@@ -1,8 +1,8 @@
-"""The paper's table as far as its methods are here: every dataset, 10 and 100 clients.
+"""The paper's FedBNR, its pooled reference and ours: every dataset, 10 and 100 clients.
 
 python -m launch.sweep --config=configs/paper_table.py --workdir=runs/paper_table
 
-165 trainings, about an hour and a half on two cores. The README has scores of some.
+165 trainings, about two hours on two cores. The README has their scores.
 `configs/paper_table.py:paper` takes the paper's own sizes, and several times as long.
 """
 

@@ -6,6 +6,7 @@ what lets clients stream by in chunks, and what secure aggregation needs.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ import optax
 from flax import struct
 
 from fedbnr_jax import blr, urk
-from fedbnr_jax.clients import ModelParams, descend, features_of
+from fedbnr_jax.clients import ModelParams, descend, features_of, keep_above
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federation import Clients, ServerSet
 
@@ -30,9 +31,22 @@ class Aggregator(NamedTuple):
   floats: Callable[[ModelParams, ServerSet | None], int]
 
 
-class _Weighted(struct.PyTreeNode):
+class Weighted(struct.PyTreeNode):
+  """A client's part of a mean of parameters; summable."""
+
   params: Any  # Weighted sum of parameters.
   weight: jax.Array  # [] sum of weights.
+
+  @property
+  def mean(self) -> Any:
+    return jax.tree.map(lambda leaf: leaf / self.weight, self.params)
+
+
+def weighted(params: Any, rows: Clients, *, by_rows: bool) -> Weighted:
+  """Any parameters with the weight of their client: one, or its number of rows."""
+  dtype = jax.tree.leaves(params)[0].dtype
+  weight = jnp.sum(rows.mask, dtype=dtype) if by_rows else jnp.ones((), dtype)
+  return Weighted(jax.tree.map(lambda leaf: weight * leaf, params), weight)
 
 
 def mean(
@@ -49,19 +63,16 @@ def mean(
 
   def message(
     params: ModelParams, omega: Any, rows: Clients, server: ServerSet | None
-  ) -> _Weighted:
+  ) -> Weighted:
     del omega, server
-    dtype = params.log_noise_std.dtype
-    weight = jnp.sum(rows.mask, dtype=dtype) if by_rows else jnp.ones((), dtype)
     natural = _natural(params) if scales == "arithmetic" else params
-    return _Weighted(jax.tree.map(lambda leaf: weight * leaf, natural), weight)
+    return weighted(natural, rows, by_rows=by_rows)
 
   def combine(
-    params: ModelParams, omega: Any, total: _Weighted, server: ServerSet | None
+    params: ModelParams, omega: Any, total: Weighted, server: ServerSet | None
   ) -> ModelParams:
     del params, omega, server
-    average = jax.tree.map(lambda leaf: leaf / total.weight, total.params)
-    return _logarithmic(average) if scales == "arithmetic" else average
+    return _logarithmic(total.mean) if scales == "arithmetic" else total.mean
 
   def floats(params: ModelParams, server: ServerSet | None) -> int:
     del server
@@ -101,7 +112,7 @@ def distillation(
 
   def message(
     params: ModelParams, omega: Any, rows: Clients, server: ServerSet | None
-  ) -> tuple[jax.Array, _Weighted | None, jax.Array]:
+  ) -> tuple[jax.Array, Weighted | None, jax.Array]:
     server = _required(server)
     features = features_of(feature_map, params, omega, server.x)
     gram = jnp.matmul(features, features.T, precision="highest")
@@ -116,7 +127,8 @@ def distillation(
     if start:
       params = start.combine(params, omega, own_sum, server)
     loss = distillation_loss(feature_map, omega, server, gram_sum / num_clients, alpha)
-    return descend(loss, optimizer, num_steps, min_noise_std, params)[0]
+    floor = partial(keep_above, min_noise_std)
+    return descend(loss, optimizer, num_steps, params, floor)[0]
 
   def floats(params: ModelParams, server: ServerSet | None) -> int:
     num_rows = _required(server).y.shape[0]

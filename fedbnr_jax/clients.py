@@ -1,7 +1,7 @@
 """What runs at a client: local steps on the evidence, statistics of its rows."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,15 @@ class ModelParams(struct.PyTreeNode):
   @property
   def size(self) -> int:
     """Floats in a message that carries all of them."""
-    return sum(leaf.size for leaf in jax.tree.leaves(self))
+    return num_floats(self)
 
+
+def num_floats(params: Any) -> int:
+  """Floats in a message that carries a pytree."""
+  return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+Params = TypeVar("Params")  # A pytree of parameters.
 
 # (params, features' ω, rows of one client) -> [].
 Loss = Callable[[ModelParams, Any, Clients], jax.Array]
@@ -58,25 +65,32 @@ def evidence_loss(feature_map: urk.FeatureMap) -> Loss:
 
 
 def descend(
-  loss: Callable[[ModelParams], jax.Array],
+  loss: Callable[[Params], jax.Array],
   optimizer: optax.GradientTransformation,
   num_steps: int,
-  min_noise_std: float,
-  params: ModelParams,
-) -> tuple[ModelParams, jax.Array]:
+  params: Params,
+  project: Callable[[Params], Params] = lambda params: params,
+) -> tuple[Params, jax.Array]:
   """Takes `num_steps` optimiser steps from `params` with a fresh optimiser state.
+
+  Args:
+    loss: Of the parameters.
+    optimizer: Whose steps are taken.
+    num_steps: How many.
+    params: To start from.
+    project: Applied after each step.
 
   Returns:
     The parameters, and the loss before each step [num_steps].
   """
 
-  def step(carry: tuple[ModelParams, Any], _: None) -> tuple[Any, jax.Array]:
+  def step(carry: tuple[Params, Any], _: None) -> tuple[Any, jax.Array]:
     params, optimizer_state = carry
     value, gradient = jax.value_and_grad(loss)(params)
     # Optax raises floats to integer powers, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"):
       updates, optimizer_state = optimizer.update(gradient, optimizer_state, params)
-    params = keep_above(min_noise_std, optax.apply_updates(params, updates))
+    params = project(optax.apply_updates(params, updates))
     return (params, optimizer_state), value
 
   carry = (params, optimizer.init(params))
@@ -85,7 +99,7 @@ def descend(
 
 
 def keep_above(min_noise_std: float, params: ModelParams) -> ModelParams:
-  """A projection: σ may rest on its floor and leave it again."""
+  """A projection, for `descend`: σ may rest on its floor and leave it again."""
   floor = jnp.log(jnp.asarray(min_noise_std, params.log_noise_std.dtype))
   return params.replace(log_noise_std=jnp.maximum(params.log_noise_std, floor))
 

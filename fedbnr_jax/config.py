@@ -20,7 +20,8 @@ def base() -> ml_collections.ConfigDict:
   config.partition = "auto"
 
   config.num_rounds = 100  # At most.
-  config.patience = 5  # Rounds without a better validation score before stopping.
+  # Rounds without a better validation score before stopping; 0: the method's own.
+  config.patience = 0
   config.stop_on = "rmse"  # That score; or "nll".
   config.num_local_steps = 50
   config.learning_rate = 1e-2
@@ -76,6 +77,25 @@ def base() -> ml_collections.ConfigDict:
   config.central.learning_rate = 0.0  # 0: as `learning_rate`.
   config.central.num_steps = 0  # In a round; 0: as `num_local_steps`.
 
+  config.fedprox = ml_collections.ConfigDict()  # For fedprox and, but for μ, fedavg.
+  config.fedprox.mu = 0.1  # Pull towards the broadcast parameters.
+  config.fedprox.learning_rate = 0.0  # 0: as `learning_rate`.
+
+  config.pfedgp = ml_collections.ConfigDict()
+  config.pfedgp.num_inducing = 50  # Shared, in the latent space.
+  config.pfedgp.normalise = True  # Latent vectors to norm one, as its authors do.
+  config.pfedgp.train_scales = True  # Length-scale, output scale and σ too.
+  config.pfedgp.learning_rate = 0.0  # 0: as `learning_rate`.
+
+  config.fedloc = ml_collections.ConfigDict()  # For fedloc and, but for `rule`, -poe.
+  config.fedloc.num_inducing = 50  # Of each client.
+  config.fedloc.rho = 1e3  # Of ADMM, against sums over a client's rows.
+  config.fedloc.proximity = 10.0  # L/ρ.
+  config.fedloc.num_iterations = 50  # In a round.
+  config.fedloc.ard = True  # A length-scale for each input.
+  config.fedloc.length_scale = 1.0  # Initial, in standard deviations of an input.
+  config.fedloc.rule = "rbcm"  # Fusion; or "poe", "gpoe", "gpoe-entropy", "bcm".
+
   config.evidence = ml_collections.ConfigDict()  # For fedbnr-ev and fedbnr-kd-ev.
   # Whether the next round's local steps start from the re-estimated σ and λ.
   config.evidence.feedback = False
@@ -102,13 +122,15 @@ def base() -> ml_collections.ConfigDict:
   config.data.features = ""  # Table: comma-separated; "" for all other columns.
   config.data.categorical = ""  # Table: comma-separated, even if they look numeric.
 
+  # Whether error bars are of the target, or, as the paper has it, of the function.
+  config.with_noise = True
+
   config.compare_clients = False  # Also train each client alone, and compare.
   return config
 
 
 _AT_LEAST_ONE = (
   "num_rounds",
-  "patience",
   "num_local_steps",
   "hidden_size",
   "num_hidden_layers",
@@ -163,12 +185,26 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise InputError(
       f"config.seed must be from 0 to 2**32 - {config.num_seeds}, got {config.seed}."
     )
-  if not 0 <= config.central.learning_rate < math.inf:
+  for name in (
+    "central.learning_rate",
+    "fedprox.learning_rate",
+    "pfedgp.learning_rate",
+  ):
+    if not 0 <= get(config, name) < math.inf:
+      raise InputError(
+        f"config.{name} must be a positive number, or 0 for the common one, got "
+        f"{get(config, name)}."
+      )
+  if not 0 <= config.fedprox.mu < math.inf:
     raise InputError(
-      "config.central.learning_rate must be a positive number, or 0 for the common "
-      f"one, got {config.central.learning_rate}."
+      f"config.fedprox.mu must not be negative, got {config.fedprox.mu}."
     )
-  for name in ("exact.local_steps", "exact.warm_start_rounds", "central.num_steps"):
+  for name in (
+    "patience",
+    "exact.local_steps",
+    "exact.warm_start_rounds",
+    "central.num_steps",
+  ):
     if get(config, name) < 0:
       raise InputError(f"config.{name} must not be negative, got {get(config, name)}.")
   _validate_distillation(config.kd)

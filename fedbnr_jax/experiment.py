@@ -62,6 +62,11 @@ class Experiment:
     return f"val_{self.config.stop_on}"
 
   @property
+  def patience(self) -> int:
+    """Rounds without a better validation score before stopping."""
+    return self.config.patience or algorithms.method(self.config.method).patience
+
+  @property
   def key_init(self) -> jax.Array:
     return jax.random.fold_in(jax.random.key(self.config.seed), 0)
 

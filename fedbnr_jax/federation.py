@@ -24,6 +24,7 @@ class Clients(struct.PyTreeNode):
   x: jax.Array  # [K, N, D]
   y: jax.Array  # [K, N]
   mask: jax.Array  # [K, N] bool, false for padding.
+  memory: Any = ()  # [K, ...] what each has kept, where a method lets it.
 
 
 _FILES = ("x", "y", "mask")

@@ -78,7 +78,7 @@ def map_clients(
     The sum of the messages, and the reports stacked [K, ...]; zeros for clients that
     were not asked.
   """
-  chex.assert_equal_shape_prefix(jax.tree.leaves(clients), 2)  # [K, N]
+  chex.assert_equal_shape_prefix((clients.x, clients.y, clients.mask), 2)  # [K, N]
   batch_size, mesh = placement
   if batch_size is not None and batch_size < 1:
     raise InputError(f"the client batch size must be at least 1, got {batch_size}.")

@@ -13,10 +13,12 @@ import pandas as pd
 
 from fedbnr_jax import algorithms, blr, membership, training, urk
 from fedbnr_jax.checkpoints import Checkpoints
+from fedbnr_jax.config import require_choice
 from fedbnr_jax.data import Preprocessor, tables
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.experiment import Experiment
 from fedbnr_jax.federation import Clients, Federation, ServerSet
+from fedbnr_jax.names import listing
 from fedbnr_jax.records import RunFolder
 
 # Of the standard normal: 95 % of it lies within ±_QUANTILE.
@@ -34,23 +36,31 @@ class Model:
   config: ml_collections.ConfigDict
   preprocessor: Preprocessor
   state: Any  # ServerState
+  client_names: tuple[str, ...] = ()
 
   def predict(
-    self, features: pd.DataFrame, transform: Callable[[Any], Any] | None = None
+    self,
+    features: pd.DataFrame,
+    transform: Callable[[Any], Any] | None = None,
+    client: str | None = None,
   ) -> pd.DataFrame:
     """Predicts every row of a table that has the training columns.
 
     Args:
       features: Raw columns, named as in training; others are ignored.
       transform: Applied to the prediction function; `jax.jit` pays for large tables.
+      client: Whose model, where the method leaves one for each client.
 
     Returns:
       Columns mean, std, lower95, upper95 (noise included), in the target's unit, on
       the index of `features`.
+
+    Raises:
+      InputError: If the table lacks a column, or `client` is needed, or unknown.
     """
     prepared = self.preprocessor
     x = jnp.asarray(self._inputs(features))
-    predict = _algorithm(self.config).predict
+    predict = self._predict_one(client)
     if transform is not None:
       predict = transform(predict)
     parts = [
@@ -69,6 +79,29 @@ class Model:
       index=features.index,
     )
 
+  def _predict_one(self, client: str | None) -> Callable[[Any, jax.Array], Any]:
+    """(state, x [N, D]) -> mean [N], variance [N], of one model."""
+    algorithm, method = _algorithm(self.config), self.config.method
+    predict = algorithm.predict
+    if not algorithm.one_model_each:
+      if client is not None:
+        raise InputError(f"method {method!r} has one model for all: name no client.")
+      return predict
+    if client is None:
+      raise InputError(
+        f"method {method!r} has a model for each client: say whose, one of "
+        f"{listing(self.client_names)}."
+      )
+    require_choice("the client", client, self.client_names)
+    index = self.client_names.index(client)
+
+    def predict_one(state: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+      own = jax.tree.map(lambda leaf: leaf[index : index + 1], state.personal)
+      mean, variance = predict(state.replace(personal=own), x)
+      return mean[0], variance[0]
+
+    return predict_one
+
   def statistics(
     self, table: pd.DataFrame, transform: Callable[[Any], Any] | None = None
   ) -> blr.SufficientStats:
@@ -78,12 +111,21 @@ class Model:
       table: Raw columns, named as in training, the target among them.
       transform: Applied to the function of a batch of rows, as `jax.jit`.
     """
+    self.require_global_layer()
     x = self._inputs(table)
     y = tables.parse_target(table, self.preprocessor.target_name)
     y = self.preprocessor.standardise(y).astype(self.config.dtype)
     return membership.statistics(
       urk.from_config(self.config), self.state, membership.row_batches(x, y), transform
     )
+
+  def require_global_layer(self) -> None:
+    """Raises InputError for a method that has no last layer of all clients' rows."""
+    if not isinstance(self.state.stats, blr.SufficientStats):
+      raise InputError(
+        f"method {self.config.method!r} has no last layer of all clients' rows, to be "
+        "changed or released."
+      )
 
   def _inputs(self, table: pd.DataFrame) -> np.ndarray:
     """Standardised inputs [N, D], as the kernel was trained on them."""
@@ -97,18 +139,19 @@ class Model:
 def from_result(experiment: Experiment, result: training.Result) -> Model:
   """The model of a training that was just done."""
   config = ml_collections.ConfigDict(experiment.config)
-  return Model(config, experiment.preprocessor, result.state)
+  return Model(config, experiment.preprocessor, result.state, experiment.client_names)
 
 
 def load(workdir: str | os.PathLike[str]) -> Model:
   """The model at the best validation round of the run in `workdir`."""
   folder = RunFolder(workdir)
   config, preprocessor = folder.config(), folder.preprocessing()
+  names = folder.clients()
   if not folder.checkpoints.is_dir():
     raise InputError(f"{workdir} holds no checkpoint: train first.")
   checkpoints = Checkpoints(folder.checkpoints)
   try:
-    saved = checkpoints.restore(_like(config, preprocessor))
+    saved = checkpoints.restore(_like(config, preprocessor, len(names) or 1))
   finally:
     checkpoints.close()
   if saved is None:
@@ -119,7 +162,7 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     if ledger.changes:
       membership.require_kernel(ledger, state, folder.posterior)
       state = membership.with_posterior(state, ledger)
-  return Model(config, preprocessor, state)
+  return Model(config, preprocessor, state, names)
 
 
 def write_released(
@@ -166,12 +209,14 @@ def load_released(workdir: str | os.PathLike[str]) -> Model:
   return Model(config, preprocessor, state)
 
 
-def _like(config: ml_collections.ConfigDict, preprocessor: Preprocessor) -> Any:
+def _like(
+  config: ml_collections.ConfigDict, preprocessor: Preprocessor, num_clients: int = 1
+) -> Any:
   """Shapes and types of the method's state; nothing is computed."""
   return jax.eval_shape(
     _algorithm(config).init,
     jax.random.key(0),
-    _empty(config, preprocessor.num_inputs),
+    _empty(config, preprocessor.num_inputs, num_clients),
   )
 
 
@@ -182,8 +227,10 @@ def _algorithm(config: ml_collections.ConfigDict) -> algorithms.FederatedAlgorit
   return algorithms.method(here.method).build(here)
 
 
-def _empty(config: ml_collections.ConfigDict, num_inputs: int) -> Federation:
+def _empty(
+  config: ml_collections.ConfigDict, num_inputs: int, num_clients: int
+) -> Federation:
   """The smallest federation from which a method can be initialised."""
-  x = jnp.zeros((1, 1, num_inputs), config.dtype)
-  clients = Clients(x, x[:, :, 0], jnp.ones((1, 1), bool))
+  x = jnp.zeros((num_clients, 1, num_inputs), config.dtype)
+  clients = Clients(x, x[:, :, 0], jnp.ones((num_clients, 1), bool))
   return Federation(clients, ServerSet(x[0], x[0, :, 0]))

@@ -40,6 +40,22 @@ class Extractor(nn.Module):
     return hidden_then_linear(x, kernel, bias, output)
 
 
+class Regressor(nn.Module):
+  """The extractor with a linear head: a network that predicts by itself."""
+
+  hidden_size: int
+  latent_size: int
+  num_hidden_layers: int = 1
+  param_dtype: jnp.dtype = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:  # [N, D] -> [N]
+    latent = Extractor(
+      self.hidden_size, self.latent_size, self.num_hidden_layers, self.param_dtype
+    )(x)
+    return nn.Dense(1, param_dtype=self.param_dtype)(latent)[:, 0]
+
+
 class Shifter(nn.Module):
   """h(ω) = a (ω + MLP(ω)): with a = 1 and MLP = 0 it is the identity.
 

@@ -58,7 +58,15 @@ def make_program(experiment: Experiment) -> Program:
 
   def score(state: ServerState, rows: EvaluationSet) -> Scores:
     mean, variance = algorithm.predict(state, rows.x)
-    return metrics.evaluate(mean, variance, rows.y)
+    if mean.ndim == 1:
+      return metrics.evaluate(mean, variance, rows.y)
+    # A model for each client: all are asked about the same rows, and scores averaged.
+    scores = jax.lax.map(
+      lambda one: metrics.evaluate(one[0], one[1], rows.y),
+      (mean, variance),
+      batch_size=10,
+    )
+    return jax.tree.map(lambda score: jnp.mean(score, axis=0), scores)
 
   def step(
     key: chex.PRNGKey,

@@ -5,7 +5,7 @@ import csv
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_collections
@@ -44,6 +44,7 @@ class RunFolder:
     self._metrics = self.path / "metrics.csv"
     self._summary = self.path / "summary.json"
     self._preprocessing = self.path / "preprocessing.json"
+    self._clients = self.path / "clients.json"
 
   def check(self, config: ml_collections.ConfigDict) -> None:
     """Raises InputError if the folder holds something other than a run of `config`."""
@@ -161,6 +162,15 @@ class RunFolder:
     if not self._preprocessing.exists():
       raise InputError(f"{self.path} holds no trained model: train one first.")
     return Preprocessor.from_json(read_json(self._preprocessing))
+
+  def write_clients(self, names: Sequence[str]) -> None:
+    write_json(self._clients, {"names": list(names)})
+
+  def clients(self) -> tuple[str, ...]:
+    """Names of the clients; none in a folder of an older version."""
+    if not self._clients.exists():
+      return ()
+    return tuple(_object(self._clients)["names"])
 
 
 def _is_fresh(path: pathlib.Path) -> bool:

@@ -111,6 +111,11 @@ def streamed(algorithm: FederatedAlgorithm, chunk_size: int) -> StreamedRound:
   """The round of a method in chunks of clients, not jitted."""
   if chunk_size < 1:
     raise InputError(f"the chunk size must be at least 1, got {chunk_size}.")
+  if any(exchange.keeps for exchange in algorithm.exchanges):
+    raise InputError(
+      "a method with a model for each client cannot stream them: leave "
+      "config.stream_clients at 0."
+    )
   mesh = algorithm.placement.mesh
   num_devices = 1 if mesh is None else mesh.size
 

@@ -201,7 +201,7 @@ class _Journal:
   def finished(self) -> bool:
     config = self.experiment.config
     return self.failure is not None or finished(
-      self.history, config.num_rounds, config.patience, self.score
+      self.history, config.num_rounds, self.experiment.patience, self.score
     )
 
   @property
@@ -307,7 +307,7 @@ def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
     "seed": config.seed,
     "rounds": len(history),
     "best_round": number,
-    "val_rmse": best["val_rmse"],
+    **{f"val_{name}": best[f"val_{name}"] for name in _VALIDATION_SCORES},
     "test_rmse": best["test_rmse"],
     "min_test_rmse": min(record["test_rmse"] for record in history),
   }
@@ -342,6 +342,7 @@ def _record(
   test: Scores,
 ) -> Record:
   scale = experiment.error_scale
+  noise_std, prior_std = experiment.algorithm.scales(state)
   told_validation, told_test = in_unit(validation, scale), in_unit(test, scale)
   record: Record = {
     "round": number,
@@ -350,8 +351,8 @@ def _record(
   record |= {f"val_{name}": told_validation[name] for name in _VALIDATION_SCORES}
   record |= {f"test_{name}": told_test[name] for name in _TEST_SCORES}
   return record | {
-    "noise_std": float(state.posterior.noise_std) * scale,
-    "prior_std": float(state.posterior.prior_std) * scale,
+    "noise_std": float(noise_std) * scale,
+    "prior_std": float(prior_std) * scale,
     "clients_answered": int(np.sum(info.answered)),
     "clients_in_posterior": int(state.num_clients),
     "floats_up": int(info.floats_up),

@@ -22,6 +22,9 @@ from fedbnr_jax.training import NonFiniteError
 
 CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
+# Of several programs, and defined once: tests import them all into one process.
+OUTPUT = flags.DEFINE_string("output", None, "File or folder to write.")
+SEEDS = flags.DEFINE_integer("seeds", 10, "Repetitions: seeds 0, 1, ...", 2)
 
 _WRONG_INPUT = 2
 _NOT_FINITE = 3

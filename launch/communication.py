@@ -19,31 +19,35 @@ from fedbnr_jax.report import curves, tables
 from launch import common
 
 _RUNS = flags.DEFINE_list("runs", [], "Folders of runs of one dataset.")
-_OUTPUT = flags.DEFINE_string("output", None, "PNG to write.")
 _GOAL = flags.DEFINE_float("goal", None, "Error to reach.")
 
 
 def main() -> None:
-  if not _RUNS.value or not _OUTPUT.value:
+  if not _RUNS.value or not common.OUTPUT.value:
     raise InputError("--runs and --output are needed: folders to read, PNG to write.")
-  compare([pathlib.Path(path) for path in _RUNS.value], _OUTPUT.value, _GOAL.value)
+  compare(
+    [pathlib.Path(path) for path in _RUNS.value], common.OUTPUT.value, _GOAL.value
+  )
 
 
 def compare(paths: list[pathlib.Path], output: str, goal: float | None = None) -> None:
   """Draws the runs and tells when each reaches the goal."""
   runs: dict[str, list[pd.DataFrame]] = {}
   cells = set()
-  for path in paths:
+  configs = {path: RunFolder(path).config() for path in paths}
+  usual = max(config.hidden_size for config in configs.values())
+  for path, config in configs.items():
     folder = RunFolder(path)
-    config, frame, summary = folder.config(), folder.metrics_frame(), folder.summary()
+    frame, summary = folder.metrics_frame(), folder.summary()
     if summary is None:
       raise InputError(f"the training in {path} is not finished: let it finish.")
-    if config.method == "central":
-      raise InputError(f"{path} is of method 'central', which sends nothing.")
+    if summary["floats_up"] + summary["floats_down"] == 0:
+      raise InputError(f"{path} is of method {config.method!r}, which sends nothing.")
     cells.add((summary["dataset"], summary["num_clients"], summary["rmse_unit"]))
-    runs.setdefault(name_of(config), []).append(
-      curves.progress(frame, f"val_{config.stop_on}")
-    )
+    # Messages are as long as the network is wide, so a narrower one is told apart.
+    width = config.hidden_size
+    name = name_of(config) + (f", width {width}" if width != usual else "")
+    runs.setdefault(name, []).append(curves.progress(frame, f"val_{config.stop_on}"))
   if len(cells) > 1:
     raise InputError(
       f"the runs are of several data sets or numbers of clients: {sorted(cells)}."

@@ -33,6 +33,7 @@ def update(workdir: str, add: list[str], remove: list[str]) -> None:
   if folder.summary() is None:
     raise InputError(f"the training in {workdir} is not finished: let it finish.")
   trained = model.load(workdir)
+  trained.require_global_layer()
   ledger = membership.read(folder.posterior)
   membership.require_kernel(ledger, trained.state, folder.posterior)
   for source in add:

@@ -18,19 +18,29 @@ from fedbnr_jax.records import RunFolder
 from launch import common
 
 _INPUT = flags.DEFINE_string("input", None, "Table to predict.")
-_OUTPUT = flags.DEFINE_string("output", None, "Table to write.")
+_CLIENT = flags.DEFINE_string(
+  "client", None, "Whose model, where the method leaves one for each client."
+)
 _RELEASED = flags.DEFINE_bool("released", False, "From the private release.")
 
 
 def main() -> None:
-  if not _INPUT.value or not _OUTPUT.value:
+  if not _INPUT.value or not common.OUTPUT.value:
     raise InputError(
       "--input and --output are needed: name the tables to read and write."
     )
-  predict(common.workdir(), _INPUT.value, _OUTPUT.value, _RELEASED.value)
+  predict(
+    common.workdir(), _INPUT.value, common.OUTPUT.value, _RELEASED.value, _CLIENT.value
+  )
 
 
-def predict(workdir: str, source: str, target: str, released: bool = False) -> None:
+def predict(
+  workdir: str,
+  source: str,
+  target: str,
+  released: bool = False,
+  client: str | None = None,
+) -> None:
   """Adds the predicted columns to the table `source` and writes it to `target`."""
   trained = model.load_released(workdir) if released else model.load(workdir)
   if not released and RunFolder(workdir).summary() is None:
@@ -39,7 +49,7 @@ def predict(workdir: str, source: str, target: str, released: bool = False) -> N
       stacklevel=2,
     )
   table = read_table(source)
-  predicted = trained.predict(table, transform=jax.jit)
+  predicted = trained.predict(table, transform=jax.jit, client=client)
   clash = [name for name in predicted.columns if name in table.columns]
   if clash:
     raise InputError(

@@ -38,7 +38,7 @@ _DELTA = flags.DEFINE_float("delta", 1e-5, "δ of every release.")
 _BOUND = flags.DEFINE_float(
   "target_bound", 3.0, "Targets are clipped to so many standard deviations."
 )
-_DRAWS = flags.DEFINE_integer("draws", 10, "Draws of the noise at each ε.", 1)
+_DRAWS = flags.DEFINE_integer("draws", 20, "Draws of the noise at each ε.", 1)
 _RELEASE = flags.DEFINE_string("release", None, "Release once, with this ε.")
 _NOISE = flags.DEFINE_enum(
   "noise", "central", ["central", "client"], "Of a release: on the sum, or by each."
@@ -51,6 +51,7 @@ def main() -> None:
   summary = folder.summary()
   if summary is None:
     raise InputError(f"the training in {workdir} is not finished: let it finish.")
+  trained.require_global_layer()
   if trained.config.kernel not in privacy.CONSTANT_NORM:
     raise InputError(
       f"the features of kernel {trained.config.kernel!r} have no common norm, and so "
@@ -220,15 +221,18 @@ def leakage_curve(trained: Model, experiment: Experiment) -> pd.DataFrame:
     for count in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000):
       if count > half:
         break
-      members = features[:count]
-      gram = members.T @ members
-      noise = privacy.symmetric_noise(
-        jax.random.key(count), jnp.asarray(gram), mechanism.noise_std
-      )
-      advantage = privacy.membership_advantage(
-        gram + np.asarray(noise), members, others
-      )
-      rows.append({"release": name, "rows": count, "advantage": advantage})
+      told = []
+      # One draw of few rows and of the noise says little.
+      for draw in range(_DRAWS.value):
+        members = features[:half][rng.permutation(half)[:count]]
+        gram = members.T @ members
+        noise = privacy.symmetric_noise(
+          jax.random.key(draw), jnp.asarray(gram), mechanism.noise_std
+        )
+        told.append(
+          privacy.membership_advantage(gram + np.asarray(noise), members, others)
+        )
+      rows.append({"release": name, "rows": count, "advantage": np.mean(told)})
   return pd.DataFrame(rows)
 
 

@@ -4,7 +4,8 @@ python -m launch.sweep --config=configs/paper_table.py --workdir=runs/paper_tabl
 
 Every run has its own folder under `workdir/runs`, and what it printed in
 `workdir/logs`; a second start skips what is finished and takes up what was stopped.
-`results.csv` is rewritten after every run.
+`results.csv` is rewritten after every run. --shard=2/3 runs the second third, for one
+of three machines; `launch.tables` takes all their files.
 """
 
 import collections
@@ -33,6 +34,7 @@ from launch import worker as worker_lib
 from launch.worker import Job, Worker, WorkerDiedError, WorkerStartError
 
 _WORKERS = flags.DEFINE_string("workers", "auto", "Runs at a time; auto: one a core.")
+_SHARD = flags.DEFINE_string("shard", "1/1", "i/n: every n-th run, from the i-th on.")
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _MAX_DEATHS = 3  # Of workers over one run; then it has failed.
@@ -154,6 +156,17 @@ def parse_workers(text: str) -> int:
   return int(text)
 
 
+def parse_shard(text: str) -> tuple[int, int]:
+  """(i, n) of --shard=i/n, i counted from 1."""
+  first, slash, second = text.partition("/")
+  if not (slash and first.isdecimal() and second.isdecimal()):
+    raise InputError(f"--shard is {text!r}: give i/n, as 2/3.")
+  index, count = int(first), int(second)
+  if not 1 <= index <= count:
+    raise InputError(f"--shard is {text!r}: i must be from 1 to n.")
+  return index, count
+
+
 class Schedule:
   """Which run is waiting, trained by which worker, done, or failed."""
 
@@ -224,16 +237,26 @@ class Progress:
 
 def main() -> None:
   num_workers = parse_workers(_WORKERS.value)
-  sweep(common.config(), pathlib.Path(common.workdir()).absolute(), num_workers)
+  workdir = pathlib.Path(common.workdir()).absolute()
+  sweep(common.config(), workdir, num_workers, parse_shard(_SHARD.value))
 
 
 def sweep(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path, num_workers: int
+  config: ml_collections.ConfigDict,
+  workdir: pathlib.Path,
+  num_workers: int,
+  shard: tuple[int, int] = (1, 1),
 ) -> None:
-  """Runs what is left of the grid and keeps `results.csv` up to date."""
-  runs = expand(config)
-  folders = {run.name: RunFolder(workdir / "runs" / run.name) for run in runs}
-  if len(folders) < len(runs):
+  """Runs what is left of the grid, or of its shard, and keeps `results.csv` so."""
+  index, count = shard
+  # Neighbours in the grid take about as long, so that shards are of equal length.
+  grid = expand(config)
+  runs = dict(list(grid.items())[index - 1 :: count])
+  if not runs:
+    raise InputError(f"--shard={index}/{count} is empty: the grid has fewer runs.")
+  # Of all shards: they may share the folder, and its table.
+  folders = {run.name: RunFolder(workdir / "runs" / run.name) for run in grid}
+  if len(folders) < len(grid):
     raise InputError("two points of the grid have the same name: see config.grid.")
   for run, whole in runs.items():
     folders[run.name].check(whole)
@@ -255,7 +278,7 @@ def sweep(
   with usable(workdir):
     for folder in (workdir / "runs", logs):
       folder.mkdir(parents=True, exist_ok=True)
-    write_results(results, runs, folders, schedule.failures)
+    write_results(results, grid, folders, schedule.failures)
   progress = Progress(len(runs), len(runs) - len(waiting))
   try:
     while schedule.num_left:
@@ -264,7 +287,7 @@ def sweep(
       for future in wait(schedule.running, progress.pause, FIRST_COMPLETED).done:
         schedule.settle(future)
         with usable(workdir):
-          write_results(results, runs, folders, schedule.failures)
+          write_results(results, grid, folders, schedule.failures)
     progress.show(schedule)
   finally:
     worker_lib.stop(workers)

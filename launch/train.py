@@ -126,9 +126,10 @@ def finish(
 ) -> None:
   """Draws the figures and tells the result."""
   report.write_figures(experiment, program, result, folder.figures)
-  stats = statistics(experiment, result)
-  if round(float(stats.count)) == round(float(result.state.stats.count)):
-    membership.write(folder.posterior, membership.opened(stats, result.state))
+  if isinstance(result.state.stats, SufficientStats):
+    stats = statistics(experiment, result)
+    if round(float(stats.count)) == round(float(result.state.stats.count)):
+      membership.write(folder.posterior, membership.opened(stats, result.state))
   print(report.summary_text(training.summarise(experiment, result.history)))
 
 
@@ -146,6 +147,7 @@ def _claim(experiment: Experiment, folder: RunFolder) -> None:
   folder.claim(experiment.config)
   folder.claim_data(experiment.dataset)
   folder.write_preprocessing(experiment.preprocessor)
+  folder.write_clients(experiment.client_names)
 
 
 class Progress:

@@ -1,5 +1,7 @@
 """Aggregators against NumPy means and the printed formulas of distillation."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -174,7 +176,9 @@ def test_distillation_descends_to_the_mean_of_the_clients_grams(warm_start):
   if warm_start:
     start = _aggregate(aggregation.mean(), params, rows)
   expected, _ = jax.jit(
-    lambda start: clients.descend(loss, optimizer, 4, FLOOR, start)
+    lambda start: clients.descend(
+      loss, optimizer, 4, start, functools.partial(clients.keep_above, FLOOR)
+    )
   )(start)
   chex.assert_trees_all_close(got, expected, rtol=1e-9)
   assert not np.allclose(got.theta["log_length_scale"], start.theta["log_length_scale"])

@@ -1,5 +1,7 @@
 """What a client does: local steps against a plain loop, statistics of its rows."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -77,7 +79,11 @@ def test_descent_is_a_plain_loop_with_a_fresh_optimiser(make):
   @jax.jit
   def descend(start):
     return clients.descend(
-      lambda params: loss(params, omega, rows), optimizer, 6, floor, start
+      lambda params: loss(params, omega, rows),
+      optimizer,
+      6,
+      start,
+      functools.partial(clients.keep_above, floor),
     )
 
   got, losses = descend(start)
@@ -92,9 +98,10 @@ def test_noise_rests_on_its_floor_and_leaves_it_again():
     return lambda params: sign * params.log_noise_std + 0.0 * params.log_prior_std
 
   start = clients.ModelParams({}, jnp.log(0.5), jnp.log(1.0))
-  low, _ = clients.descend(pulled(1.0), optax.sgd(1.0), 5, 0.1, start)
+  floor = functools.partial(clients.keep_above, 0.1)
+  low, _ = clients.descend(pulled(1.0), optax.sgd(1.0), 5, start, floor)
   np.testing.assert_allclose(low.noise_std, 0.1, rtol=1e-12)
-  up, _ = clients.descend(pulled(-1.0), optax.sgd(0.5), 2, 0.1, low)
+  up, _ = clients.descend(pulled(-1.0), optax.sgd(0.5), 2, low, floor)
   np.testing.assert_allclose(up.noise_std, 0.1 * np.e, rtol=1e-12)
   np.testing.assert_array_equal(up.prior_std, start.prior_std)
 
@@ -108,8 +115,8 @@ def test_steps_stay_in_float32_beside_float64_statistics():
     lambda params: loss(params, omega, rows),
     optax.adam(0.1),
     2,
-    1e-3,
     params,
+    functools.partial(clients.keep_above, 1e-3),
   )
   chex.assert_type([*jax.tree.leaves(got), losses], jnp.float32)
   stats = clients.local_stats(feature_map, got, omega, rows)

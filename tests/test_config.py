@@ -14,7 +14,9 @@ def test_base_is_valid():
 
 
 BAD = [
-  *((name, value) for name in ("num_rounds", "patience") for value in (0, -1)),
+  ("num_rounds", 0),
+  ("num_rounds", -1),
+  ("patience", -1),
   ("num_local_steps", 0),
   ("hidden_size", 0),
   ("hidden_size", -5),

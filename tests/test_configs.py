@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from configs import paper_table, uci
+from configs import grid_search, num_samples, paper_table, uci
 from fedbnr_jax import config as config_lib
 from fedbnr_jax.data import uci as uci_data
 from fedbnr_jax.errors import InputError
@@ -13,7 +13,8 @@ from launch import sweep
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 STEMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
-TRAINING = [stem for stem in STEMS if stem != "paper_table"]
+SWEEPS = ["grid_search", "num_samples", "paper_table"]
+TRAINING = [stem for stem in STEMS if stem not in SWEEPS]
 
 
 def test_the_public_configs_are_there():
@@ -26,7 +27,7 @@ def test_docstring_has_purpose_and_command(stem: str):
   first = text.splitlines()[0]
   assert first.endswith(".")
   assert not first.startswith("python")
-  program = "launch.sweep" if stem == "paper_table" else "launch.train"
+  program = "launch.sweep" if stem in SWEEPS else "launch.train"
   command = f"python -m {program} --config=configs/{stem}.py"
   assert command in text
   assert "--workdir=" in text
@@ -115,3 +116,22 @@ def flat(config, prefix: str = "") -> list[str]:
     else:
       names.append(prefix + name)
   return names
+
+
+@pytest.mark.parametrize("method", grid_search.GRIDS)
+def test_every_search_is_a_grid_of_settings_and_cells(method: str):
+  runs = sweep.expand(grid_search.get_config(method))
+  num_settings = sum(len(values) for values in grid_search.GRIDS[method].values())
+  assert len(runs) == num_settings * 2 * len(uci.PAPER)
+  assert all(config.seed >= 100 for config in runs.values())
+
+
+def test_unknown_search_is_refused():
+  with pytest.raises(InputError, match="did you mean 'fedprox'"):
+    grid_search.get_config("fedproxy")
+
+
+def test_features_are_counted_on_rows_that_no_table_reports():
+  runs = sweep.expand(num_samples.get_config())
+  assert len(runs) == 50
+  assert all(config.seed >= 100 for config in runs.values())

@@ -11,7 +11,9 @@ def draw(task="two-ranges", seed=0, **options):
   return synthetic.load(task, np.random.default_rng(seed), **options)
 
 
-@pytest.mark.parametrize("task, columns", [("two-ranges", 1), ("additive", 5)])
+@pytest.mark.parametrize(
+  "task, columns", [("two-ranges", 1), ("additive", 5), ("step", 1)]
+)
 def test_sizes_and_names(task, columns):
   data = draw(task)
   names = ["x"] if columns == 1 else [f"x{i}" for i in range(1, 6)]
@@ -46,6 +48,17 @@ def test_more_clients_own_ranges_of_equal_width():
   assert data.clients.tolist() == expected
 
 
+def test_step_has_two_levels_and_the_rows_of_two_ranges():
+  data, smooth = draw("step", num_clients=3), draw("two-ranges", num_clients=3)
+  assert data.features.equals(smooth.features)
+  assert (data.clients == smooth.clients).all()
+  grid = np.linspace(-5, 5, 1001)[:, None]
+  levels = data.truth(grid)
+  assert set(levels) == {-1.5, 1.5}
+  (jump,) = np.flatnonzero(np.diff(levels))
+  assert grid[jump + 1, 0] == pytest.approx(1.0)
+
+
 def test_additive_clients_own_equal_shares():
   data = draw("additive", num_clients=4)
   owners, counts = np.unique(data.clients[data.split.train], return_counts=True)
@@ -68,7 +81,7 @@ def test_same_generator_same_table():
   "options, expected",
   [
     ({"task": "two-range"}, "no synthetic task 'two-range': did you mean 'two-ranges'"),
-    ({"task": "zzz"}, "choose from 'two-ranges', 'additive'"),
+    ({"task": "zzz"}, "choose from 'two-ranges', 'additive', 'step'"),
     ({"num_rows": 9}, "num_rows is 9: give at least 10"),
     ({"noise_std": 0.0}, "noise_std is 0.0"),
     ({"noise_std": float("nan")}, "noise_std is nan"),

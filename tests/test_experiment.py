@@ -12,7 +12,7 @@ from tests.runs import table, tiny
 
 
 def initial(experiment: experiment_lib.Experiment):
-  init = jax.jit(experiment.algorithm.init)
+  init = experiment.algorithm.init
   return init(experiment.key_init, experiment.federation)
 
 
@@ -211,3 +211,13 @@ def test_client_without_training_rows_is_named():
 def test_unknown_kernel_is_refused_with_the_nearest():
   with pytest.raises(InputError, match="did you mean 'deep'"):
     experiment_lib.build(tiny(kernel="dep"), table())
+
+
+# --------------------------------------------------------------------- patience
+
+
+def test_patience_is_the_methods_own_unless_given():
+  for method, patience in (("fedbnr", 5), ("central", 20), ("fedbnr-ev", 30)):
+    assert experiment_lib.build(tiny(method=method), table()).patience == patience
+  given = experiment_lib.build(tiny(method="fedbnr-ev", patience=2), table())
+  assert given.patience == 2

@@ -37,7 +37,7 @@ def _rounds(method, feedback=False, num_rounds=2):
   config.evidence.feedback = feedback
   built = algorithms.method(method).build(config)
   round_ = jax.jit(built.round)
-  states = [jax.jit(built.init)(KEY, _federation())]
+  states = [built.init(KEY, _federation())]
   for _ in range(num_rounds):
     states.append(round_(KEY, states[-1], _federation())[0])
   return states

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 
 from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import model, training
+from fedbnr_jax import metrics, model, training
 from fedbnr_jax.data import load_table
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
-from tests.runs import claimed, tiny
+from launch import posterior, train
+from tests.runs import assert_refused, claimed, table, tiny
 
 COLUMNS = ["mean", "std", "lower95", "upper95"]
 
@@ -172,3 +173,52 @@ def test_run_without_a_round_is_refused(trained, tmp_path):
   folder.write_preprocessing(trained[0].preprocessor)
   with pytest.raises(InputError, match="no checkpoint"):
     model.load(folder.path)
+
+
+# ------------------------------------------------------------- a model for each client
+
+
+def test_a_model_for_each_client_is_asked_by_name(tmp_path):
+  experiment = experiment_lib.build(tiny(method="avg+local", num_rounds=2), table())
+  folder = RunFolder(tmp_path)
+  train.run(experiment, folder)
+  loaded = model.load(tmp_path)
+  assert loaded.client_names == ("client 1", "client 2")
+  predict = jax.jit(experiment.algorithm.predict)
+  means, variances = predict(loaded.state, experiment.test.x)
+  rows = experiment.dataset.features.iloc[experiment.split.test]
+  for name, mean in zip(loaded.client_names, means, strict=True):
+    wanted = experiment.preprocessor.unstandardise_mean(np.asarray(mean))
+    got = loaded.predict(rows, client=name)["mean"]
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+  # Scores are means over clients.
+  scores = [
+    metrics.evaluate(mean, variance, experiment.test.y)["rmse"]
+    for mean, variance in zip(means, variances, strict=True)
+  ]
+  told = folder.summary()["test_rmse"]
+  np.testing.assert_allclose(np.mean(scores) * experiment.error_scale, told, rtol=1e-6)
+  assert not folder.posterior.exists()
+  assert_refused(lambda: loaded.predict(rows), "avg+local", "'client 1'")
+  assert_refused(lambda: loaded.predict(rows, client="client 3"), "did you mean")
+  assert_refused(lambda: loaded.statistics(rows), "no last layer")
+
+
+def test_one_model_for_all_is_nobodys(trained):
+  _, fitted, _ = trained
+  assert_refused(
+    lambda: fitted.predict(frame(), client="client 1"), "one model for all"
+  )
+
+
+def test_fused_experts_are_one_model(tmp_path):
+  config = tiny(method="fedloc", num_rounds=1)
+  config.fedloc.num_iterations, config.fedloc.num_inducing = 2, 4
+  experiment = experiment_lib.build(config, table())
+  train.run(experiment, RunFolder(tmp_path))
+  loaded = model.load(tmp_path)
+  rows = experiment.dataset.features.iloc[:5]
+  assert len(loaded.predict(rows)) == 5
+  assert (tmp_path / "figures" / "reliability.png").exists()
+  assert_refused(lambda: loaded.predict(rows, client="client 1"), "one model for all")
+  assert_refused(lambda: posterior.update(str(tmp_path), [], []), "no last layer")

@@ -122,7 +122,7 @@ def test_a_round_learns_the_noise_of_all_clients(method):
   parts = np.array_split(np.arange(200), 4)
   data = federation_lib.build(features[:, 1:], targets / targets.std(), parts)
   key = jax.random.key(0)
-  state = jax.jit(built.init)(key, data)
+  state = built.init(key, data)
   before = jax.tree.structure(state)
   state, info = jax.jit(built.round)(key, state, data)
   assert jax.tree.structure(state) == before

@@ -127,7 +127,7 @@ class _Jitted:
       participation=rule,
     )
     self.draw = built.draw
-    self.init, self.round = jax.jit(built.init), jax.jit(built.round)
+    self.init, self.round = built.init, jax.jit(built.round)
 
 
 _algorithm = functools.cache(_Jitted)
@@ -140,7 +140,11 @@ def _local():
 
   def local(params, omega, rows):
     return clients.descend(
-      lambda params: loss(params, omega, rows), OPTIMIZER, STEPS, FLOOR, params
+      lambda params: loss(params, omega, rows),
+      OPTIMIZER,
+      STEPS,
+      params,
+      functools.partial(clients.keep_above, FLOOR),
     )
 
   return jax.jit(local)

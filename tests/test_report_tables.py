@@ -53,6 +53,51 @@ def test_markdown_has_a_line_a_cell_and_a_dash_for_what_the_paper_lacks():
   assert lines[2].strip("| ").split(" | ") == cells
 
 
+def test_settings_of_a_sweep_are_cells_of_their_own(tmp_path):
+  scores = {"val_rmse": 3.0, "val_ece": 0.1, "val_nll": 1.0}
+  rows = [
+    _results(seed=seed, **scores | {"val_rmse": 3.0 + seed, "config.num_samples": size})
+    for size in (25, 50)
+    for seed in (0, 1)
+  ]
+  path = tmp_path / "results.csv"
+  pd.DataFrame(rows).to_csv(path, index=False)
+  results = tables.read_results(path)
+  assert list(tables.beside_paper(results)["config.num_samples"]) == ["25", "50"]
+  cells = tables.on_validation(results)
+  assert list(cells["validation RMSE"]) == [3.5, 3.5]
+  assert list(cells["seeds"]) == [2, 2]
+  assert "validation RMSE" in tables.markdown(cells)
+
+
+def test_results_without_validation_scores_choose_nothing():
+  with pytest.raises(InputError, match="val_rmse"):
+    tables.on_validation(pd.DataFrame([_results()]))
+
+
+def test_files_of_shards_are_one_table(tmp_path):
+  paths = [tmp_path / "one.csv", tmp_path / "two.csv"]
+  for seed, path in enumerate(paths):
+    pd.DataFrame([_results(seed=seed)]).to_csv(path, index=False)
+  assert list(tables.read_results(*paths).seed) == [0, 1]
+  with pytest.raises(InputError, match="twice"):
+    tables.read_results(paths[0], paths[0])
+
+
+def test_searches_of_different_fields_stand_in_one_table(tmp_path):
+  paths = [tmp_path / "one.csv", tmp_path / "two.csv"]
+  scores = {"val_rmse": 3.0, "val_ece": 0.1, "val_nll": 1.0}
+  for path, method, name in zip(
+    paths, ("fedprox", "fedloc"), ("config.mu", "config.rho"), strict=True
+  ):
+    pd.DataFrame([_results(method=method, **scores) | {name: 1.0}]).to_csv(
+      path, index=False
+    )
+  results = tables.read_results(*paths)
+  assert list(tables.on_validation(results).method) == ["fedprox", "fedloc"]
+  assert len(tables.beside_paper(results)) == 2
+
+
 def test_results_survive_the_file(tmp_path):
   path = tmp_path / "results.csv"
   pd.DataFrame([_results()]).to_csv(path, index=False)

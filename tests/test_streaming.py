@@ -76,7 +76,7 @@ def _in_memory(name):
   """The initial state, and state and infos after two rounds of the plain round."""
   method, rule, _ = CASES[name]
   algorithm, data = _algorithm(method, rule), _federation(on_host=False)
-  state = jax.jit(algorithm.init)(KEY, data)
+  state = algorithm.init(KEY, data)
   return state, _rounds(jax.jit(algorithm.round), state, data)
 
 
@@ -139,7 +139,7 @@ def test_device_holds_at_most_two_chunks(monkeypatch):
   mask = np.ones((num_clients, 17), bool)
   data = federation.Federation(federation.Clients(x, y, mask))
   algorithm = _algorithm()
-  state = jax.jit(algorithm.init)(KEY, data)
+  state = algorithm.init(KEY, data)
   meter = _Meter(monkeypatch)
   assert meter._held((1, 17, 2)) == 0  # Not even `init` has put rows there.
   streaming.streamed(algorithm, chunk_size).jit()(KEY, state, data)
@@ -167,7 +167,7 @@ def test_federation_on_disk_is_the_one_in_memory(tmp_path):
   assert_same_bits(mapped.clients, data.clients)
   assert mapped.num_clients == NUM_CLIENTS
   algorithm = _algorithm()
-  state = jax.jit(algorithm.init)(KEY, mapped)
+  state = algorithm.init(KEY, mapped)
   _, expected = _in_memory("plain")
   streamed = streaming.streamed(algorithm, 2).jit()
   got = _rounds(streamed, state, mapped)

@@ -474,3 +474,39 @@ def test_results_of_another_base_are_not_taken_over(tmp_path, monkeypatch):
   except InputError:
     return  # Refused: as good as done anew.
   assert len(trained) == 1
+
+
+# ----------------------------------------------------------------------------- shards
+
+
+def test_shards_share_the_grid_out(tmp_path, monkeypatch):
+  config = small(seed=(0, 1, 2, 3, 4))
+  whole = [run.name for run in sweep.expand(config)]
+  trained = []
+  for index in (1, 2, 3):
+    told = without_training(monkeypatch)
+    sweep.sweep(config, tmp_path / str(index), 1, (index, 3))
+    assert told
+    trained += told
+  assert sorted(trained) == sorted(whole)
+
+
+def test_shards_may_share_a_folder_and_its_table(tmp_path, monkeypatch):
+  config = small(seed=(0, 1, 2))
+  without_training(monkeypatch)
+  for index in (1, 2):
+    sweep.sweep(config, tmp_path, 1, (index, 2))
+  assert sorted(pd.read_csv(tmp_path / "results.csv").seed) == [0, 1, 2]
+
+
+def test_a_shard_beyond_the_grid_is_refused(tmp_path):
+  assert_refused(lambda: sweep.sweep(small(), tmp_path, 1, (2, 2)), "--shard=2/2")
+
+
+@pytest.mark.parametrize("text", ["", "2", "0/3", "4/3", "a/b", "1/0", "-1/2"])
+def test_shard_that_is_none_is_refused(text):
+  assert_refused(lambda: sweep.parse_shard(text), "--shard", repr(text))
+
+
+def test_shard_is_read():
+  assert sweep.parse_shard("2/3") == (2, 3)

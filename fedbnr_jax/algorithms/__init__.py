@@ -5,7 +5,15 @@ from typing import NamedTuple
 
 import ml_collections
 
-from fedbnr_jax.algorithms import central, exact, fedbnr
+from fedbnr_jax.algorithms import (
+  ablations,
+  central,
+  exact,
+  fedavg,
+  fedbnr,
+  fedloc,
+  pfedgp,
+)
 from fedbnr_jax.algorithms.base import (
   Exchange,
   FederatedAlgorithm,
@@ -22,15 +30,36 @@ class Method(NamedTuple):
   build: Callable[[ml_collections.ConfigDict], FederatedAlgorithm]
   pooled: bool = False  # One client holds all rows, whatever num_clients says.
   distils: bool = False  # The server takes a share of the validation rows.
+  # Rounds without a better validation score before stopping, unless the config says
+  # how many; the paper's are 5.
+  patience: int = 5
 
+
+# With σ and λ by evidence a kernel is as good as it can be at once, so that validation
+# improves by small and noisy steps as long as the kernel does: five rounds without one
+# say little.
+_PATIENT = 30
+# Their rounds may be of ten steps only, and their error jumps more than a mean's.
+_POOLED = 20
 
 METHODS: dict[str, Method] = {
   "fedbnr": Method(fedbnr.from_config),
   "fedbnr-kd": Method(fedbnr.distilled_from_config, distils=True),
-  "fedbnr-ev": Method(fedbnr.evidence_from_config),
-  "fedbnr-kd-ev": Method(fedbnr.distilled_evidence_from_config, distils=True),
-  "fedbnr-exact": Method(exact.from_config),
-  "central": Method(central.from_config, pooled=True),
+  "fedbnr-ev": Method(fedbnr.evidence_from_config, patience=_PATIENT),
+  "fedbnr-kd-ev": Method(
+    fedbnr.distilled_evidence_from_config, distils=True, patience=_PATIENT
+  ),
+  "fedbnr-exact": Method(exact.from_config, patience=_POOLED),
+  "central": Method(central.from_config, pooled=True, patience=_POOLED),
+  "local+local": Method(ablations.local_from_config),
+  "local+global": Method(ablations.local_global_from_config),
+  "avg+local": Method(ablations.average_from_config),
+  "kd+local": Method(ablations.distilled_from_config, distils=True),
+  "fedavg": Method(fedavg.from_config),
+  "fedprox": Method(fedavg.prox_from_config),
+  "pfedgp": Method(pfedgp.from_config),
+  "fedloc": Method(fedloc.from_config),
+  "fedloc-poe": Method(fedloc.product_from_config),
 }
 
 

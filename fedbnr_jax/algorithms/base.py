@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from fedbnr_jax.blr import Posterior, SufficientStats
-from fedbnr_jax.clients import ModelParams
+from fedbnr_jax.clients import num_floats
 from fedbnr_jax.federation import Clients, Federation, ServerSet
 from fedbnr_jax.mapping import Placement, automatic_batch_size, map_clients
 from fedbnr_jax.participation import Participation
@@ -21,12 +20,16 @@ class ServerState(struct.PyTreeNode):
   """What the server carries from round to round."""
 
   omega: Any  # [S, ...] random draws of the kernel; constants.
-  params: ModelParams  # Global kernel, σ and λ.
-  stats: SufficientStats  # Summed over clients, under `params`.
-  posterior: Posterior  # Of the last layer; before the first round, the prior.
-  num_clients: jax.Array  # [] int32, whose statistics are in the posterior.
+  params: Any  # What is trained; of kernel methods ModelParams: θ, σ and λ.
+  # Methods without a global last layer have () for the next two.
+  stats: Any  # SufficientStats, summed over clients, under `params`.
+  posterior: Any  # Posterior of the last layer; before the first round, the prior.
+  num_clients: jax.Array  # [] int32, whose rows are in the prediction.
   num_rounds: jax.Array  # [] int32
   memory: Any = ()  # Of methods whose server optimises: its optimiser's.
+  # [K, ...] of methods with a model for each client: what each keeps. In a real
+  # federation it stays there; here it is with the rest, for the checkpoint.
+  personal: Any = ()
 
 
 class RoundInfo(struct.PyTreeNode):
@@ -54,7 +57,7 @@ class Exchange(NamedTuple):
   """
 
   # (state, server's set, rows of one client) -> (message, report). The report is None,
-  # or the client's loss [].
+  # or the client's loss []; where it keeps something, (either of them, what it keeps).
   client: Callable[[ServerState, ServerSet | None, Clients], tuple[Any, Any]]
   # (state, server's set, summed message) -> state.
   server: Callable[[ServerState, ServerSet | None, Any], ServerState]
@@ -62,6 +65,8 @@ class Exchange(NamedTuple):
   floats: Callable[[ServerState, ServerSet | None], Floats]
   # Whether clients that are not in this round are asked too.
   asks_all: bool = False
+  # Whether a client is given what it keeps, as `memory` of its rows, and renews it.
+  keeps: bool = False
 
 
 class Stage(NamedTuple):
@@ -80,13 +85,21 @@ class FederatedAlgorithm:
   init: Callable[[chex.PRNGKey, Federation], ServerState]
   stages: tuple[Stage, ...]  # Of one round, in order.
   train_nll: Callable[[ServerState], jax.Array]  # [] per row.
-  # x [N, D] -> mean [N], variance [N] of the standardised target.
+  # x [N, D] -> mean [N], variance [N] of the standardised target; of methods with a
+  # model for each client, [K, N].
   predict: Callable[[ServerState, jax.Array], tuple[jax.Array, jax.Array]]
   participation: Participation
   placement: Placement
   # What of the federation the method sees.
   view: Callable[[Federation], Federation] = lambda federation: federation
   sends: bool = True  # Whether messages are sent at all, and so counted.
+  # Whether there is a model for each client, and `predict` gives [K, N].
+  one_model_each: bool = False
+  # σ and λ of predictions, for the records.
+  scales: Callable[[ServerState], tuple[Any, Any]] = lambda state: (
+    state.posterior.noise_std,
+    state.posterior.prior_std,
+  )
   # The first rounds may be of other stages.
   warm_up: tuple[Stage, ...] = ()
   num_warm_up: int = 0
@@ -131,11 +144,17 @@ class FederatedAlgorithm:
       loss = None
       for exchange in stage.exchanges:
         asked = self.asked(exchange, answered, federation)
-        total, told = self.collect(
-          exchange, state, federation.server, federation.clients, asked
-        )
+        clients = federation.clients
+        if exchange.keeps:
+          kept = _with_padding(state.personal, federation.num_padding)
+          clients = clients.replace(memory=kept)
+        total, told = self.collect(exchange, state, federation.server, clients, asked)
+        told = jax.tree.map(lambda leaf: leaf[: federation.num_clients], told)
+        if exchange.keeps:
+          told, renewed = told
+          state = state.replace(personal=_renewed(state.personal, renewed, asked))
         state = exchange.server(state, federation.server, total)
-        loss = loss if told is None else told[: federation.num_clients]
+        loss = loss if told is None else told
       return state, loss
 
     state = stage.begin(state)
@@ -173,7 +192,7 @@ class FederatedAlgorithm:
     """The summed message and the reports [K, ...] of the asked clients."""
     _, num_rows, num_inputs = clients.x.shape
     batch_size = self.placement.batch_size or automatic_batch_size(
-      state.params.size, num_rows, num_inputs
+      num_floats(state.params), num_rows, num_inputs
     )
 
     def client(
@@ -220,3 +239,24 @@ class FederatedAlgorithm:
     after = after.replace(num_rounds=before.num_rounds + 1)
     info = RoundInfo(answered, loss, self.train_nll(after), floats[0], floats[1])
     return self.placement.replicated((after, info))
+
+
+def _with_padding(kept: Any, num_padding: int) -> Any:
+  """What clients keep [K, ...], with zeros for those that only make shares equal."""
+  if not num_padding:
+    return kept
+  return jax.tree.map(
+    lambda leaf: jnp.pad(leaf, [(0, num_padding)] + [(0, 0)] * (leaf.ndim - 1)), kept
+  )
+
+
+def _renewed(kept: Any, renewed: Any, asked: jax.Array | None) -> Any:
+  """What clients keep [K, ...] after an exchange; those not asked, what they had."""
+  if asked is None:
+    return renewed
+
+  def choose(old: jax.Array, new: jax.Array) -> jax.Array:
+    mask = asked[: old.shape[0]].reshape(-1, *[1] * (old.ndim - 1))
+    return jnp.where(mask, new, old)
+
+  return jax.tree.map(choose, kept, renewed)

@@ -1,5 +1,6 @@
 """FedBNR: local evidence steps, aggregation of the kernel, exact last layer."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from fedbnr_jax.algorithms.base import (
   ServerState,
   Stage,
 )
-from fedbnr_jax.clients import descend, evidence_loss
+from fedbnr_jax.clients import descend, evidence_loss, keep_above
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federation import Clients, ServerSet
 from fedbnr_jax.mapping import Placement, client_mesh
@@ -37,6 +38,7 @@ def fedbnr(
   scales: last_layer.Scales = last_layer.trained_scales,
   feedback: bool = False,
   varying_noise: bool = False,
+  with_noise: bool = True,
   participation: Participation = Participation(),  # noqa: B008  Immutable.
   placement: Placement = Placement(),  # noqa: B008
 ) -> FederatedAlgorithm:
@@ -54,6 +56,7 @@ def fedbnr(
       statistics.
     feedback: Whether the next round's local steps start from these σ and λ.
     varying_noise: Whether the noise of predictions depends on the input.
+    with_noise: Whether predicted variances are of y, or of the function alone.
     participation: Who takes part in a round; everyone by default.
     placement: On which devices, and how many clients at a time.
   """
@@ -83,7 +86,7 @@ def fedbnr(
     ),
     stages=(Stage((learning, conditioning, *(noise if varying_noise else ()))),),
     train_nll=last_layer.train_nll,
-    predict=last_layer.prediction(feature_map),
+    predict=last_layer.prediction(feature_map, with_noise=with_noise),
     participation=participation,
     placement=placement,
   )
@@ -106,8 +109,8 @@ def learn_kernel(
       lambda params: loss(params, state.omega, rows),
       optimizer,
       num_local_steps,
-      min_noise_std,
       state.params,
+      partial(keep_above, min_noise_std),
     )
     message = aggregator.message(local, state.omega, rows, server)
     # A divergence in the last step shows in the parameters only.
@@ -135,6 +138,15 @@ def check_positive(**settings: float) -> None:
   for name, value in settings.items():
     if not value > 0:
       raise InputError(f"{name} must be positive, got {value}.")
+
+
+def check_everybody(participation: Participation) -> None:
+  """Raises InputError for methods in which every client has a model of its own."""
+  if participation.statistics_too:
+    raise InputError(
+      "config.statistics is 'answering', but every client has a model of its own in "
+      "this method: use 'all'."
+    )
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
@@ -201,6 +213,14 @@ def common_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
     "initial_noise_std": config.initial_noise_std,
     "initial_prior_std": config.initial_prior_std,
     "min_noise_std": config.min_noise_std,
+    "with_noise": config.with_noise,
+    **participation_settings(config),
+  }
+
+
+def participation_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """What every method takes from the config."""
+  return {
     "participation": Participation(
       config.participation, config.dropout, config.statistics == "answering"
     ),

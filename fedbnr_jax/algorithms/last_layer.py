@@ -188,13 +188,13 @@ def train_nll(state: ServerState) -> jax.Array:
 
 
 def prediction(
-  feature_map: urk.FeatureMap,
+  feature_map: urk.FeatureMap, *, with_noise: bool = True
 ) -> Callable[[ServerState, jax.Array], tuple[jax.Array, jax.Array]]:
-  """`predict` of a method: x [N, D] -> mean [N], variance [N]."""
+  """`predict` of a method: x [N, D] -> mean [N], variance [N] of y, or of f."""
 
   def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     features = features_of(feature_map, state.params, state.omega, x)
-    return blr.predict(state.posterior, features)
+    return blr.predict(state.posterior, features, with_noise=with_noise)
 
   return predict
 

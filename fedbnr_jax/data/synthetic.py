@@ -10,10 +10,13 @@ from fedbnr_jax.data.dataset import Dataset, Split
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import suggestion
 
-TASKS = ("two-ranges", "additive")
+TASKS = ("two-ranges", "additive", "step")
 
 _LOW, _HIGH = -5.0, 5.0
 _FEWEST_ROWS = 10
+# Not at zero, where every ReLU bends before it is trained, and where noise that
+# multiplies the input does nothing.
+_JUMP = 1.0
 
 
 def bumps(inputs: np.ndarray) -> np.ndarray:
@@ -42,6 +45,18 @@ def additive(inputs: np.ndarray) -> np.ndarray:
   return 2.0 * np.sin(1.5 * x1) + 0.5 * x2**2 + 1.5 * np.exp(-(x3**2)) + 0.8 * x4
 
 
+def step(inputs: np.ndarray) -> np.ndarray:
+  """The truth of "step": one jump, of one input.
+
+  Args:
+    inputs: `[N, 1]`, meant for the range from -5 to 5.
+
+  Returns:
+    `[N]` values: -1.5 below 1, and 1.5 from there on.
+  """
+  return np.where(inputs[:, 0] < _JUMP, -1.5, 1.5)
+
+
 def load(
   task: str,
   rng: np.random.Generator,
@@ -54,8 +69,9 @@ def load(
 
   "two-ranges" is the paper's synthetic experiment: one input, uniform on [-5, 5],
   whose training rows are sorted, and clients that own neighbouring ranges of equal
-  width, so that no client can predict for another. "additive" has five inputs and
-  gives each client an equal share of training rows, by quantile of the first input.
+  width, so that no client can predict for another. "step" has the same inputs and
+  owners, and a truth that jumps. "additive" has five inputs and gives each client an
+  equal share of training rows, by quantile of the first input.
 
   Args:
     task: One of `TASKS`.
@@ -73,18 +89,19 @@ def load(
   """
   _check(task, num_rows, noise_std, num_clients)
   truth: Callable[[np.ndarray], np.ndarray]
-  if task == "two-ranges":
-    truth, names, low, high = bumps, ["x"], _LOW, _HIGH
-  else:
+  if task == "additive":
     truth, names, low, high = additive, [f"x{i}" for i in range(1, 6)], -2.0, 2.0
+  else:
+    truth = bumps if task == "two-ranges" else step
+    names, low, high = ["x"], _LOW, _HIGH
   half = num_rows // 2
   inputs = rng.uniform(low, high, size=(num_rows + 2 * half, len(names)))
-  if task == "two-ranges":
-    inputs[:num_rows].sort(axis=0)
-    edges = np.linspace(low, high, num_clients + 1)[1:-1]
-  else:
+  if task == "additive":
     shares = np.arange(1, num_clients) / num_clients
     edges = np.quantile(inputs[:num_rows, 0], shares)
+  else:
+    inputs[:num_rows].sort(axis=0)
+    edges = np.linspace(low, high, num_clients + 1)[1:-1]
   owner = np.searchsorted(edges, inputs[:, 0], side="right") + 1
   _check_owners(task, owner[:num_rows], num_clients)
   rows = np.arange(len(inputs))

@@ -1,4 +1,4 @@
-"""Figures that compare many runs or settings: privacy, leakage, communication."""
+"""Figures that compare runs or settings: privacy, communication, kernels."""
 
 from collections.abc import Mapping, Sequence
 
@@ -80,11 +80,13 @@ def communication(
     title: Of the figure.
     goal: An error to reach, drawn as a line.
   """
-  figure, (ax,) = new_axes(1, 1, (7.0, 4.2))
-  for colour, (method, frames) in zip(COLOURS * 3, runs.items(), strict=False):
+  figure, (ax,) = new_axes(1, 1, (9.0, 4.2))
+  for number, (method, frames) in enumerate(runs.items()):
+    colour = COLOURS[number % len(COLOURS)]
+    style = ("-", "--", ":")[number // len(COLOURS) % 3]  # Once colours come again.
     for index, frame in enumerate(frames):
       label = method if index == 0 else None
-      ax.plot(frame.floats, frame.test_rmse, "-", color=colour, label=label, lw=1.4)
+      ax.plot(frame.floats, frame.test_rmse, style, color=colour, label=label, lw=1.6)
   if goal is not None:
     ax.axhline(goal, color="#222222", lw=1, ls=":", label=f"paper's FedBNR, {goal:g}")
   ax.set_xscale("log")
@@ -92,7 +94,65 @@ def communication(
   ax.set_xlabel("floats sent and received by a client")
   ax.set_ylabel(f"test RMSE [{unit}]")
   ax.set_title(title)
-  ax.legend(frameon=False, fontsize=8)
+  figure.legend(loc="outside right center", frameon=False, fontsize=8)
+  save(figure, path)
+
+
+def new_client(errors: pd.DataFrame, path: PathLike) -> None:
+  """Squared error that a client gets which has just come, against its rows.
+
+  Args:
+    errors: `range`, `rows`, `method` and `mse`, one row a seed.
+    path: The PNG to write.
+  """
+  ranges = list(dict.fromkeys(errors["range"]))
+  figure, axes = new_axes(1, len(ranges), (4.8 * len(ranges), 4.0), sharey=True)
+  for ax, name in zip(axes, ranges, strict=True):
+    own = errors[errors["range"] == name]
+    for colour, marker, (method, rows) in zip(
+      COLOURS, "os^DvPX", own.groupby("method", sort=False), strict=False
+    ):
+      groups = rows.groupby("rows").mse
+      low, high = (groups.quantile(q).to_numpy() for q in (0.1, 0.9))
+      counts = np.array(list(groups.groups))
+      ax.plot(counts, groups.mean(), marker=marker, ms=5, color=colour, label=method)
+      ax.fill_between(counts, low, high, color=colour, alpha=0.15, lw=0)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("rows of the new client")
+    ax.set_title(f"new client on {name}", loc="left")
+  axes[0].set_ylabel("squared error on [-5, 5]")
+  axes[0].legend(frameon=False, fontsize=9)
+  save(figure, path)
+
+
+def convergence(
+  errors: pd.DataFrame, panels: Mapping[str, Sequence[str]], path: PathLike
+) -> None:
+  """Error of random features against their number, the spread over seeds as a band.
+
+  Args:
+    errors: `kernel`, `num_samples` and `error`, one row a seed.
+    panels: Kernels of each panel, by its title.
+    path: The PNG to write.
+  """
+  figure, axes = new_axes(1, len(panels), (5.0 * len(panels), 4.4), sharey=True)
+  ends = np.array([errors.num_samples.min(), errors.num_samples.max()])
+  for ax, (title, kernels) in zip(axes, panels.items(), strict=True):
+    # Shape repeats what colour says.
+    for colour, marker, kernel in zip(COLOURS, "os^DvPX", kernels, strict=False):
+      groups = errors[errors.kernel == kernel].groupby("num_samples").error
+      counts = np.array(list(groups.groups))
+      low, high = (groups.quantile(q).to_numpy() for q in (0.1, 0.9))
+      ax.plot(counts, groups.mean(), marker=marker, ms=5, color=colour, label=kernel)
+      ax.fill_between(counts, low, high, color=colour, alpha=0.12, lw=0)
+    ax.plot(ends, ends**-0.5, "--", color="#222222", lw=1.2, label="1/√S")
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("S, draws of ω")
+    ax.set_title(title, loc="left")
+    ax.legend(frameon=False, fontsize=9, loc="lower left")
+  axes[0].set_ylabel("RMS error / RMS of the kernel")
   save(figure, path)
 
 

@@ -39,6 +39,8 @@ def write_figures(
     unit=unit,
     best_round=result.best_round,
   )
+  if experiment.algorithm.one_model_each:
+    return  # The scores are means over models, of which there is no one picture.
   mean, variance = jax.device_get(program.predict(result.state, experiment.test.x))
   mean, variance = _unstandardised(experiment, mean, variance)
   targets = experiment.dataset.targets[experiment.split.test]
@@ -160,7 +162,8 @@ def write_comparison(
 ) -> None:
   """The two-panel figure, for data with one input: a client alone, and all."""
   first = alone[0]
-  if first is None or not is_one_dimensional(experiment):
+  one_each = experiment.algorithm.one_model_each
+  if first is None or not is_one_dimensional(experiment) or one_each:
     return
   name = experiment.client_names[0]
   figures.two_panels(

@@ -12,9 +12,15 @@ from fedbnr_jax.errors import InputError
 
 _KEYS = ["dataset", "num_clients", "method"]
 _SCORES = ["test_rmse", "min_test_rmse", "test_ece", "rounds", "seconds"]
+_VALIDATION = ["val_rmse", "val_ece", "val_nll"]
+# Those that only some files have.
+_FURTHER = [*_VALIDATION, "test_mce", "test_bri", "test_nll", "test_crps"]
 _PLACES = {
   "seeds": "{:.0f}",
   "test RMSE": "{:.3f}",
+  "validation RMSE": "{:.3f}",
+  "validation ECE": "{:.3f}",
+  "validation NLL": "{:.3f}",
   "lowest": "{:.3f}",
   "paper": "{:.2f}",
   "ECE": "{:.3f}",
@@ -31,28 +37,78 @@ def paper_results() -> pd.DataFrame:
     return pd.read_csv(path)
 
 
-def read_results(path: str | os.PathLike[str]) -> pd.DataFrame:
-  """Reads a `results.csv` of a sweep.
+def read_results(*paths: str | os.PathLike[str]) -> pd.DataFrame:
+  """Reads the `results.csv` of a sweep, or of several, as of the shards of one.
 
   Raises:
-    InputError: If it is not one, or has a run twice.
+    InputError: If a file is none, or a run is there twice.
   """
+  results = pd.concat([_read(path) for path in paths], ignore_index=True)
+  twice = results.duplicated([*_keys(results), "seed"])
+  if twice.any():
+    row = results[twice].iloc[0]
+    raise InputError(
+      f"{', '.join(str(path) for path in paths)} has the run {row.dataset}, "
+      f"{row.num_clients} clients, {row.method}, seed {row.seed} twice: remove one row."
+    )
+  return results
+
+
+def _read(path: str | os.PathLike[str]) -> pd.DataFrame:
   results = read_table(path)
   for name in (*_KEYS, "seed", "status"):
     if name not in results.columns:
       raise InputError(f"{path} is no table of results: it lacks column {name!r}.")
   # A sweep of which nothing is done yet has no scores.
   results = results.reindex(columns=list(dict.fromkeys([*results.columns, *_SCORES])))
-  for name in ("num_clients", "seed", *_SCORES):
-    results[name] = pd.to_numeric(results[name].replace("", None))
-  twice = results.duplicated([*_KEYS, "seed"])
-  if twice.any():
-    row = results[twice].iloc[0]
-    raise InputError(
-      f"{path} has the run {row.dataset}, {row.num_clients} clients, {row.method}, "
-      f"seed {row.seed} twice: remove one row."
-    )
+  scores = [name for name in _FURTHER if name in results.columns] + _SCORES
+  for name in ("num_clients", "seed", *scores):
+    try:
+      results[name] = pd.to_numeric(results[name].replace("", None))
+    except ValueError as error:
+      raise InputError(
+        f"{path}, column {name!r} is not of numbers: {error}."
+      ) from error
+  for name in (*_KEYS, "seed"):
+    if (results[name].isna() | (results[name] == "")).any():
+      raise InputError(f"{path} has a row without {name!r}: complete or remove it.")
   return results
+
+
+def _keys(results: pd.DataFrame) -> list[str]:
+  """What tells a cell from another: also further fields that the sweep varied."""
+  return _KEYS + [name for name in results.columns if name.startswith("config.")]
+
+
+def on_validation(results: pd.DataFrame) -> pd.DataFrame:
+  """Means over seeds of the scores on validation rows, by which settings are chosen.
+
+  Args:
+    results: As `read_results` gives it.
+
+  Returns:
+    One row a dataset, number of clients, method and setting, in the order of `results`.
+
+  Raises:
+    InputError: If it lacks these scores.
+  """
+  for name in _VALIDATION:
+    if name not in results.columns:
+      raise InputError(f"the results have no column {name!r}: run the sweep again.")
+  done = results[results.status == "done"]
+  keys = _keys(results)
+  cells = done.groupby(keys, sort=False, dropna=False)
+  means = pd.DataFrame(
+    {
+      "seeds": cells.seed.count(),
+      "validation RMSE": cells.val_rmse.mean(),
+      "validation ECE": cells.val_ece.mean(),
+      "validation NLL": cells.val_nll.mean(),
+      "rounds": cells.rounds.mean(),
+      "seconds": cells.seconds.mean(),
+    }
+  )
+  return means.reset_index()
 
 
 def beside_paper(results: pd.DataFrame) -> pd.DataFrame:
@@ -65,7 +121,8 @@ def beside_paper(results: pd.DataFrame) -> pd.DataFrame:
     One row a dataset, number of clients and method, in the order of `results`.
   """
   done = results[results.status == "done"]
-  cells = done.groupby(_KEYS, sort=False)
+  keys = _keys(results)
+  cells = done.groupby(keys, sort=False, dropna=False)
   ours = pd.DataFrame(
     {
       "seeds": cells.seed.count(),
@@ -80,7 +137,8 @@ def beside_paper(results: pd.DataFrame) -> pd.DataFrame:
   paper = paper[["rmse", "ece"]].reset_index()
   paper = paper.rename(columns={"rmse": "paper", "ece": "paper ECE"})
   joined = ours.merge(paper, on=_KEYS, how="left")
-  return joined[[*_KEYS, *_PLACES]]
+  columns = ["seeds", "test RMSE", "lowest", "paper", "ECE", "paper ECE"]
+  return joined[[*keys, *columns, "rounds", "seconds"]]
 
 
 def markdown(table: pd.DataFrame) -> str:

@@ -1,0 +1,41 @@
+"""What gradient descent cannot learn, tried on validation rows: μ, ρ, α, rates.
+
+python -m launch.sweep --config=configs/grid_search.py:fedprox --workdir=runs/search
+python -m launch.tables --results=runs/search/results.csv --validation
+
+After the colon a method of `GRIDS`. Every dataset, 10 and 100 clients, with a seed that
+no table reports. Minutes (fedloc) to hours; configs/uci.py has what is used.
+"""
+
+import ml_collections
+
+from configs import uci
+from fedbnr_jax.config import require_choice
+
+_RATES = (1e-3, 3e-3, 1e-2)
+GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
+  "fedavg": {"fedprox.learning_rate": _RATES},
+  "fedprox": {"fedprox.mu": (1e-3, 1e-2, 0.1, 1.0)},
+  "pfedgp": {"pfedgp.learning_rate": _RATES},
+  "fedloc": {"fedloc.rho": (10.0, 100.0, 1e3, 1e4)},
+  "fedbnr-kd": {"kd.alpha": (0.5, 1.0, 2.0, 5.0, 10.0)},
+  "fedbnr": {"learning_rate": _RATES},
+}
+
+
+def get_config(method: str = "fedprox") -> ml_collections.ConfigDict:
+  require_choice("the method after 'configs/grid_search.py:'", method, tuple(GRIDS))
+  config = ml_collections.ConfigDict()
+  config.base = "configs/uci.py"
+  config.arguments = tuple(uci.PAPER)
+  config.grid = ml_collections.ConfigDict()
+  config.grid["method"] = (method,)
+  config.grid["num_clients"] = (10, 100)
+  config.grid["seed"] = (100,)
+  for name, values in GRIDS[method].items():
+    group, _, field = name.rpartition(".")
+    if group:
+      config.grid[group] = ml_collections.ConfigDict({field: values})
+    else:
+      config.grid[field] = values
+  return config

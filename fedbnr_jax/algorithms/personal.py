@@ -1,0 +1,39 @@
+"""What methods share in which every client keeps something for itself."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedbnr_jax import fitc
+from fedbnr_jax.algorithms.base import Floats, ServerState
+from fedbnr_jax.federation import Clients, ServerSet
+
+
+def copies(own: Any, num_clients: int) -> Any:
+  """The same start [K, ...] for every client."""
+  return jax.tree.map(
+    lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), own
+  )
+
+
+def count_clients(
+  state: ServerState, server: ServerSet | None, total: jax.Array
+) -> ServerState:
+  """The server's side where each client sends a one, and keeps the rest."""
+  del server
+  return state.replace(num_clients=total)
+
+
+def no_floats(state: ServerState, server: ServerSet | None) -> Floats:
+  """Of an exchange in which nothing goes over the wire that has not gone already."""
+  del state, server
+  return Floats(0, 0)
+
+
+def own_process(
+  x: jax.Array, rows: Clients, inducing: jax.Array, scales: fitc.KernelParams
+) -> tuple[fitc.Sparse, jax.Array]:
+  """The sparse process of a client's rows, seen as x [N, E], and its NLL [] per row."""
+  process, nll = fitc.condition(x, rows.y, inducing, scales, rows.mask)
+  return process, nll / jnp.maximum(jnp.sum(rows.mask, dtype=nll.dtype), 1)

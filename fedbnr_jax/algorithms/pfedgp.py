@@ -1,0 +1,248 @@
+"""pFedGP for regression: a deep kernel that is shared, a Gaussian process each.
+
+Clients train network, inducing inputs in its latent space and kernel scales together,
+on the FITC evidence of their own rows, and all of these are averaged. Each client's
+Gaussian process is then rebuilt from its own rows.
+"""
+
+from functools import partial
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+from flax import linen as nn
+from flax import struct
+
+from fedbnr_jax import aggregation, fitc, networks
+from fedbnr_jax.algorithms import fedbnr
+from fedbnr_jax.algorithms.base import (
+  Exchange,
+  FederatedAlgorithm,
+  Floats,
+  ServerState,
+  Stage,
+)
+from fedbnr_jax.algorithms.personal import (
+  copies,
+  count_clients,
+  no_floats,
+  own_process,
+)
+from fedbnr_jax.clients import descend, num_floats
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federation import Clients, Federation, ServerSet
+from fedbnr_jax.mapping import Placement
+from fedbnr_jax.optimizers import adam
+from fedbnr_jax.participation import Participation
+
+
+class DeepKernel(struct.PyTreeNode):
+  """What is trained and averaged."""
+
+  network: Any
+  inducing: jax.Array  # [I, E] in the latent space.
+  scales: fitc.KernelParams
+
+
+class Personal(struct.PyTreeNode):
+  """A client's Gaussian process; stacked [K, ...] in the state."""
+
+  process: fitc.Sparse
+  nll: jax.Array  # [] per row, of its own rows.
+
+
+def pfedgp(
+  network: nn.Module,
+  optimizer: optax.GradientTransformation,
+  *,
+  num_local_steps: int,
+  num_inducing: int,
+  latent_size: int,
+  normalise: bool = True,
+  train_scales: bool = True,
+  by_rows: bool = False,
+  with_noise: bool = True,
+  initial_noise_std: float = 0.5,
+  min_noise_std: float = 1e-3,
+  participation: Participation = Participation(),  # noqa: B008  Immutable.
+  placement: Placement = Placement(),  # noqa: B008
+) -> FederatedAlgorithm:
+  """Builds the method.
+
+  Args:
+    network: Maps x [N, D] to the latent space [N, E].
+    optimizer: Of the local steps; its state starts afresh every round.
+    num_local_steps: Full-batch steps of each client in a round.
+    num_inducing: I, inducing inputs that all clients share.
+    latent_size: E.
+    normalise: Whether latent vectors are brought to norm one, as the authors' code
+      does.
+    train_scales: Whether length-scale, output scale and σ are trained too; the authors'
+      code, for classification, keeps them fixed.
+    by_rows: Weight each client by its number of rows; plain mean otherwise.
+    with_noise: Whether variances are of y, or of the function alone.
+    initial_noise_std: σ at the start, in units of the target's std.
+    min_noise_std: Floor of σ.
+    participation: Who takes part in a round; everybody has a Gaussian process.
+    placement: On which devices, and how many clients at a time.
+  """
+  fedbnr.check_positive(
+    num_local_steps=num_local_steps,
+    num_inducing=num_inducing,
+    initial_noise_std=initial_noise_std,
+    min_noise_std=min_noise_std,
+    batch_size=1 if placement.batch_size is None else placement.batch_size,
+  )
+  participation.check()
+  fedbnr.check_everybody(participation)
+  embed = partial(embedding, network, normalise=normalise)
+
+  def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
+    x = federation.clients.x
+    key_network, key_inducing = jax.random.split(key)
+    theta = network.init(key_network, jnp.zeros(x.shape[1:], x.dtype))
+    # Near the latent vectors, whose norm is one.
+    inducing = jax.random.normal(key_inducing, (num_inducing, latent_size), x.dtype)
+    scales = fitc.kernel_params(1.0, 1.0, initial_noise_std, x.dtype)
+    params = DeepKernel(theta, inducing / latent_size**0.5, scales)
+    nobody = jnp.zeros((1, latent_size), x.dtype)
+    empty = fitc.fit(nobody, nobody[:, 0], params.inducing, scales, jnp.zeros(1, bool))
+    own = Personal(empty, jnp.zeros((), empty.weights.dtype))
+    zero = jnp.zeros((), jnp.int32)
+    state = ServerState((), params, (), (), zero, zero)
+    state = state.replace(personal=copies(own, federation.num_clients))
+    return placement.replicated(state)
+
+  def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    latent = embed(state.params.network, x)
+    mean, variance = jax.vmap(fitc.predict, in_axes=(0, None))(
+      state.personal.process, latent
+    )
+    if with_noise:
+      variance = variance + state.personal.process.params.noise_variance[:, None]
+    return mean, variance
+
+  def scales(state: ServerState) -> tuple[Any, Any]:
+    return state.params.scales.noise_std, state.params.scales.output_std
+
+  floor = partial(_project, min_noise_std)
+  learning = _learn_kernel(
+    embed, optimizer, num_local_steps, floor, train_scales, by_rows
+  )
+  return FederatedAlgorithm(
+    init=init,
+    stages=(Stage((learning, _own_processes(embed))),),
+    train_nll=lambda state: jnp.mean(state.personal.nll),
+    predict=predict,
+    participation=participation,
+    placement=placement,
+    one_model_each=True,
+    scales=scales,
+  )
+
+
+def embedding(
+  network: nn.Module, theta: Any, x: jax.Array, *, normalise: bool
+) -> jax.Array:
+  """Latent vectors [N, E] of rows x [N, D]."""
+  latent: Any = network.apply(theta, x)
+  if not normalise:
+    return jnp.asarray(latent)
+  # The square root has no gradient at zero, where padding may be.
+  squares = jnp.sum(latent**2, axis=1, keepdims=True)
+  return latent / jnp.sqrt(squares + 1e-12)
+
+
+def _project(min_noise_std: float, params: DeepKernel) -> DeepKernel:
+  scales = params.scales
+  floor = jnp.log(jnp.asarray(min_noise_std, scales.log_noise_std.dtype))
+  noise = jnp.maximum(scales.log_noise_std, floor)
+  return params.replace(scales=scales.replace(log_noise_std=noise))
+
+
+def _learn_kernel(
+  embed: Any,
+  optimizer: optax.GradientTransformation,
+  num_local_steps: int,
+  floor: Any,
+  train_scales: bool,
+  by_rows: bool,
+) -> Exchange:
+  """Local steps on the FITC evidence, and the mean of what all have come to."""
+
+  def client(
+    state: ServerState, server: ServerSet | None, rows: Clients
+  ) -> tuple[Any, jax.Array]:
+    del server
+
+    def loss(params: DeepKernel) -> jax.Array:
+      scales = params.scales
+      if not train_scales:
+        scales = jax.lax.stop_gradient(scales)
+      nll = fitc.negative_log_marginal_likelihood(
+        embed(params.network, rows.x), rows.y, params.inducing, scales, rows.mask
+      )
+      return nll / jnp.sum(rows.mask, dtype=nll.dtype)
+
+    local, losses = descend(loss, optimizer, num_local_steps, state.params, floor)
+    message = aggregation.weighted(local, rows, by_rows=by_rows)
+    return message, fedbnr.unless_finite(local, losses[-1], rows.y.dtype)
+
+  def combine(
+    state: ServerState, server: ServerSet | None, total: aggregation.Weighted
+  ) -> ServerState:
+    del server
+    return state.replace(params=total.mean)
+
+  def floats(state: ServerState, server: ServerSet | None) -> Floats:
+    del server
+    return Floats(num_floats(state.params), num_floats(state.params))
+
+  return Exchange(client, combine, floats)
+
+
+def _own_processes(embed: Any) -> Exchange:
+  """Each client's Gaussian process, of its own rows; nothing is sent."""
+
+  def client(
+    state: ServerState, server: ServerSet | None, rows: Clients
+  ) -> tuple[Any, Any]:
+    del server
+    params = state.params
+    latent = embed(params.network, rows.x)
+    own = Personal(*own_process(latent, rows, params.inducing, params.scales))
+    return jnp.ones((), jnp.int32), (None, own)
+
+  return Exchange(client, count_clients, no_floats, asks_all=True, keeps=True)
+
+
+def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
+  """Method `pfedgp`."""
+  options = config.pfedgp
+  if options.num_inducing < 1:
+    raise InputError(
+      f"config.pfedgp.num_inducing must be at least 1, got {options.num_inducing}."
+    )
+  network = networks.Extractor(
+    config.hidden_size,
+    config.latent_size,
+    config.num_hidden_layers,
+    jnp.dtype(config.dtype),
+  )
+  return pfedgp(
+    network,
+    adam(options.learning_rate or config.learning_rate),
+    num_local_steps=config.num_local_steps,
+    num_inducing=options.num_inducing,
+    latent_size=config.latent_size,
+    normalise=options.normalise,
+    train_scales=options.train_scales,
+    by_rows=config.mean.by_rows,
+    with_noise=config.with_noise,
+    initial_noise_std=config.initial_noise_std,
+    min_noise_std=config.min_noise_std,
+    **fedbnr.participation_settings(config),
+  )

@@ -1,0 +1,68 @@
+"""Error against communication: what is read from runs, and when a goal is reached."""
+
+import pytest
+
+from fedbnr_jax.records import RunFolder
+from launch import communication
+from tests.runs import assert_refused, tiny
+
+
+def _run(path, errors, *, finished=True, dataset="made", **fields):
+  """A folder with a round for each (validation, test) error, ten floats each way."""
+  folder = RunFolder(path)
+  folder.claim(tiny(**fields))
+  for number, (validation, test) in enumerate(errors, start=1):
+    record = {"round": number, "val_rmse": validation, "test_rmse": test}
+    folder.append_metrics(record | {"floats_up": 10, "floats_down": 10, "seconds": 1.0})
+  if finished:
+    sent = 0 if fields.get("method") == "central" else 20 * len(errors)
+    unit = {"rmse_unit": "target", "floats_up": sent, "floats_down": 0}
+    folder.write_summary({"dataset": dataset, "num_clients": 2} | unit)
+  return path
+
+
+def test_goal_is_reached_at_the_round_that_validation_would_have_chosen(
+  tmp_path, capsys
+):
+  # Round 2 is better on test rows, but validation prefers round 1 until round 3.
+  runs = [
+    _run(tmp_path / "a", [(2.0, 5.0), (3.0, 1.0), (1.0, 2.0)]),
+    _run(tmp_path / "b", [(2.0, 5.0)], method="fedbnr-exact", hidden_size=4),
+    _run(
+      tmp_path / "c",
+      [(2.0, 4.0)],
+      method="fedbnr-exact",
+      exact__optimizer="lbfgs",
+      exact__warm_start_rounds=2,
+    ),
+  ]
+  output = tmp_path / "figure.png"
+  communication.compare(runs, str(output), goal=2.5)
+  assert output.stat().st_size > 1000
+  _, _, first, second, third, _ = capsys.readouterr().out.splitlines()
+  assert first.strip("| ").split(" | ") == ["fedbnr", "3", "0.0", "2.000", "3.0", "0.0"]
+  assert second.startswith("| fedbnr-exact, width 4 | 1 |")
+  assert second.endswith("| – | – |")
+  assert third.startswith("| fedbnr-exact, lbfgs, 2 rounds of fedbnr first |")
+
+
+def test_goal_is_the_papers_where_it_has_one():
+  assert communication.papers_goal("sml", 100) == 0.44
+  assert communication.papers_goal("mine", 100) is None
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"finished": False}, "not finished"),
+    ({"method": "central"}, "sends nothing"),
+    ({"dataset": "other"}, "several data sets"),
+  ],
+)
+def test_runs_that_cannot_be_compared_are_refused(tmp_path, changes, words):
+  runs = [
+    _run(tmp_path / "a", [(1.0, 1.0)]),
+    _run(tmp_path / "b", [(1.0, 1.0)], **changes),
+  ]
+  output = str(tmp_path / "figure.png")
+  assert_refused(lambda: communication.compare(runs, output), words)
