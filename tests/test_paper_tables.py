@@ -415,7 +415,7 @@ def test_figure_bears_what_has_no_end_and_what_nobody_ran(tmp_path):
 
 def test_the_command_writes_all_and_prints_the_markdown(results, tmp_path, capsys):
   output = tmp_path / "deep" / "tables"
-  launch_tables.write(results([_run(), _run("fedavg")]), output=output)
+  launch_tables.show_paper(results([_run(), _run("fedavg")]), output=output)
   assert {path.name for path in output.iterdir()} == {
     *("tables.md", "tables.tex", "tables.csv", "figure.png")
   }
@@ -441,10 +441,10 @@ def test_bad_results_get_one_line_and_nothing_is_written(
 ):
   output = tmp_path / "tables"
   path = results(rows)
-  assert_refused(lambda: launch_tables.write(path, output=output), words)
+  assert_refused(lambda: launch_tables.show_paper(path, output=output), words)
   assert not output.exists()
 
 
 def test_a_folder_that_cannot_be_gets_one_line(results, tmp_path):
   path = results([_run()])
-  assert_refused(lambda: launch_tables.write(path, output=path), "results.csv")
+  assert_refused(lambda: launch_tables.show_paper(path, output=path), "results.csv")

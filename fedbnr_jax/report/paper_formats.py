@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedbnr_jax.report.paper_tables import TABLES, Table, group
+from fedbnr_jax.report import claims
+from fedbnr_jax.report import tables as tables_lib
+from fedbnr_jax.report.paper_tables import TABLES, Table, group, papers_places
 from fedbnr_jax.significance import MIN_PAIRS
 
 _MISSING = "–"
@@ -67,7 +69,7 @@ class _Line(NamedTuple):
 
 
 def markdown(cells: pd.DataFrame, tables: Sequence[Table] = TABLES) -> str:
-  """The tables in Markdown, aligned so that they can be read as they are.
+  """The tables and claims in Markdown, aligned so that they can be read as they are.
 
   Args:
     cells: As `paper_tables.cells` gives them.
@@ -90,6 +92,10 @@ def markdown(cells: pd.DataFrame, tables: Sequence[Table] = TABLES) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rows.insert(1, ["-" * width for width in widths])
     parts.append("\n".join(_markdown_row(row, widths) for row in rows))
+  parts += [
+    "### The paper's claims: cells in which they hold, of those that have the runs",
+    tables_lib.markdown(claims.counts(cells)),
+  ]
   return "\n\n".join(parts) + "\n"
 
 
@@ -180,8 +186,8 @@ def _ours(cell: Any, table: Table, usual: int) -> _Cell:
 
 
 def _papers(cell: Any, table: Table) -> _Cell:
-  # The paper prints three digits, 0.98 and 10.9, but two places of every SEM.
-  number = _number(cell.paper, 1 if cell.paper >= 10 else 2)
+  # Of every SEM it prints two places.
+  number = _number(cell.paper, papers_places(cell.paper))
   mark = cell.paper_mark if table.reference else ""
   return _Cell(number, mark + (_sem(cell.paper_sem, 2) if table.with_sem else ""))
 

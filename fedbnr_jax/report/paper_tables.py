@@ -88,6 +88,11 @@ TABLES = (
 )
 
 
+def papers_places(value: float) -> int:
+  """Decimals that the paper prints of a score: three digits, 0.98 and 10.9."""
+  return 1 if value >= 10 else 2
+
+
 def group(method: str) -> str:
   """The group that a method stands in."""
   return next((name for name, methods in GROUPS.items() if method in methods), OTHER)
@@ -115,7 +120,7 @@ def cells(results: pd.DataFrame, tables: Iterable[Table] = TABLES) -> pd.DataFra
   if done.duplicated([*_KEYS, "seed"]).any():
     raise InputError(
       "the results have several settings of one method, and a cell of the paper's "
-      "tables takes one: keep the rows of one."
+      "tables takes one: keep the rows of one, or look at them by --brief."
     )
   paper = paper_results()
   columns = _columns(done, paper)
