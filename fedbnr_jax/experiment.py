@@ -89,6 +89,11 @@ def build(
   """
   config_lib.validate(config)
   method = algorithms.method(config.method)
+  if not method.random_features and config.kernel != config_lib.base().kernel:
+    raise InputError(
+      f"config.kernel is {config.kernel!r}, but method {config.method!r} has no kernel "
+      "of random features: leave it out, or choose another method."
+    )
   if dataset is None:
     dataset = load_dataset(config)
   split = dataset.split or random_split(_rng(config, _SPLIT), dataset.num_rows)
@@ -127,6 +132,8 @@ def build(
       jnp.asarray(inputs[indices], config.dtype), jnp.asarray(targets[indices], dtype)
     )
 
+  algorithm = method.build(config)
+  algorithm.check(federation)
   return Experiment(
     config=ml_collections.FrozenConfigDict(config),
     dataset=dataset,
@@ -138,7 +145,7 @@ def build(
     client_rows=tuple(parts),
     validation=rows(validation),
     test=rows(split.test),
-    algorithm=method.build(config),
+    algorithm=algorithm,
   )
 
 

@@ -132,6 +132,19 @@ def test_only_constant_features(train):
     ({"method": "fedbrn"}, ["config.method", "did you mean 'fedbnr'"]),
     ({"method": "x"}, ["config.method", "'fedbnr-kd'", "'central'"]),
     ({"kernel": "matern"}, ["config.kernel", "did you mean 'matern"]),
+    ({"method": "fedavg", "kernel": "replicate"}, ["config.kernel", "'fedavg'"]),
+    (
+      {"method": "fedloc", "fedloc__num_inducing": 99},
+      ["config.fedloc.num_inducing", "99", "rows"],
+    ),
+    (
+      {"method": "pfedgp", "pfedgp__num_inducing": 99},
+      ["config.pfedgp.num_inducing", "99", "rows"],
+    ),
+    (
+      {"method": "fedloc", "fedloc__rule": "gpeo"},
+      ["fusion rule", "did you mean 'gpoe'"],
+    ),
     ({"num_clients": 0}, ["config.num_clients", "0"]),
     ({"num_clients": -2}, ["config.num_clients", "-2"]),
     ({"num_clients": 25}, ["num_clients", "24", "25"]),

@@ -33,6 +33,9 @@ class Method(NamedTuple):
   # Rounds without a better validation score before stopping, unless the config says
   # how many; the paper's are 5.
   patience: int = 5
+  random_features: bool = (
+    True  # Whether its kernel is the one that config.kernel names.
+  )
 
 
 # With σ and λ by evidence a kernel is as good as it can be at once, so that validation
@@ -55,11 +58,11 @@ METHODS: dict[str, Method] = {
   "local+global": Method(ablations.local_global_from_config),
   "avg+local": Method(ablations.average_from_config),
   "kd+local": Method(ablations.distilled_from_config, distils=True),
-  "fedavg": Method(fedavg.from_config),
-  "fedprox": Method(fedavg.prox_from_config),
-  "pfedgp": Method(pfedgp.from_config),
-  "fedloc": Method(fedloc.from_config),
-  "fedloc-poe": Method(fedloc.product_from_config),
+  "fedavg": Method(fedavg.from_config, random_features=False),
+  "fedprox": Method(fedavg.prox_from_config, random_features=False),
+  "pfedgp": Method(pfedgp.from_config, random_features=False),
+  "fedloc": Method(fedloc.from_config, random_features=False),
+  "fedloc-poe": Method(fedloc.product_from_config, random_features=False),
 }
 
 

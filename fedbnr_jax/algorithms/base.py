@@ -92,6 +92,8 @@ class FederatedAlgorithm:
   placement: Placement
   # What of the federation the method sees.
   view: Callable[[Federation], Federation] = lambda federation: federation
+  # Raises InputError where the method cannot work with what there are of rows.
+  check: Callable[[Federation], None] = lambda federation: None
   sends: bool = True  # Whether messages are sent at all, and so counted.
   # Whether there is a model for each client, and `predict` gives [K, N].
   one_model_each: bool = False

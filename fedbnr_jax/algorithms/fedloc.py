@@ -8,6 +8,7 @@ are fused into one prediction.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import chex
@@ -25,7 +26,12 @@ from fedbnr_jax.algorithms.base import (
   ServerState,
   Stage,
 )
-from fedbnr_jax.algorithms.personal import count_clients, no_floats, own_process
+from fedbnr_jax.algorithms.personal import (
+  check_inducing,
+  count_clients,
+  no_floats,
+  own_process,
+)
 from fedbnr_jax.clients import num_floats
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federation import Clients, Federation, ServerSet
@@ -96,9 +102,11 @@ def fedloc(
     lengths = jnp.full(shape, initial_length_scale, dtype)
     params = fitc.kernel_params(lengths, 1.0, initial_noise_std, dtype)
     keys = jax.random.split(key, count)
+    # All rows are enough: more would only repeat some.
+    num_own = min(num_inducing, clients.x.shape[1])
 
     def own(key: chex.PRNGKey, rows: Clients) -> Personal:
-      inducing = fitc.choose_inducing(key, rows.x, rows.mask, num_inducing)
+      inducing = fitc.choose_inducing(key, rows.x, rows.mask, num_own)
       nobody = jnp.zeros_like(rows.mask)
       process = fitc.fit(rows.x, rows.y, inducing, params, nobody)
       zeros = jax.tree.map(jnp.zeros_like, params)
@@ -125,6 +133,7 @@ def fedloc(
     ),
     train_nll=lambda state: jnp.mean(state.personal.nll),
     predict=predict,
+    check=partial(check_inducing, "config.fedloc.num_inducing", num_inducing),
     participation=participation,
     placement=placement,
     scales=lambda state: (state.params.noise_std, state.params.output_std),

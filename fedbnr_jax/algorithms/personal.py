@@ -4,10 +4,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedbnr_jax import fitc
 from fedbnr_jax.algorithms.base import Floats, ServerState
-from fedbnr_jax.federation import Clients, ServerSet
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federation import Clients, Federation, ServerSet
 
 
 def copies(own: Any, num_clients: int) -> Any:
@@ -29,6 +31,16 @@ def no_floats(state: ServerState, server: ServerSet | None) -> Floats:
   """Of an exchange in which nothing goes over the wire that has not gone already."""
   del state, server
   return Floats(0, 0)
+
+
+def check_inducing(field: str, num_inducing: int, federation: Federation) -> None:
+  """Raises InputError if there are more inducing inputs than rows to stand for."""
+  num_rows = int(np.sum(federation.clients.mask))
+  if num_inducing > num_rows:
+    raise InputError(
+      f"{field} is {num_inducing}, but all clients together have {num_rows} training "
+      "rows: give at most that many."
+    )
 
 
 def own_process(

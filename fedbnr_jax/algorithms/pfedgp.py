@@ -26,6 +26,7 @@ from fedbnr_jax.algorithms.base import (
   Stage,
 )
 from fedbnr_jax.algorithms.personal import (
+  check_inducing,
   copies,
   count_clients,
   no_floats,
@@ -137,6 +138,7 @@ def pfedgp(
     stages=(Stage((learning, _own_processes(embed))),),
     train_nll=lambda state: jnp.mean(state.personal.nll),
     predict=predict,
+    check=partial(check_inducing, "config.pfedgp.num_inducing", num_inducing),
     participation=participation,
     placement=placement,
     one_model_each=True,
