@@ -17,8 +17,9 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
   "fedavg": {"fedprox.learning_rate": _RATES},
   "fedprox": {"fedprox.mu": (1e-3, 1e-2, 0.1, 1.0)},
   "pfedgp": {"pfedgp.learning_rate": _RATES},
-  "fedloc": {"fedloc.rho": (10.0, 100.0, 1e3, 1e4)},
-  "fedbnr-kd": {"kd.alpha": (0.5, 1.0, 2.0, 5.0, 10.0)},
+  # One to about the square root of the number of inputs, which rows are apart.
+  "fedloc": {"fedloc.rho": (30.0, 300.0, 3e3), "fedloc.length_scale": (1.0, 4.0)},
+  "fedbnr-kd": {"kd.alpha": (0.5, 2.0, 10.0)},
   "fedbnr": {"learning_rate": _RATES},
 }
 
@@ -34,8 +35,7 @@ def get_config(method: str = "fedprox") -> ml_collections.ConfigDict:
   config.grid["seed"] = (100,)
   for name, values in GRIDS[method].items():
     group, _, field = name.rpartition(".")
-    if group:
-      config.grid[group] = ml_collections.ConfigDict({field: values})
-    else:
-      config.grid[field] = values
+    if group and group not in config.grid:
+      config.grid[group] = ml_collections.ConfigDict()
+    (config.grid[group] if group else config.grid)[field] = values
   return config

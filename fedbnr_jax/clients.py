@@ -98,8 +98,8 @@ def descend(
   return params, values
 
 
-def keep_above(min_noise_std: float, params: ModelParams) -> ModelParams:
-  """A projection, for `descend`: σ may rest on its floor and leave it again."""
+def keep_above(min_noise_std: float, params: Any) -> Any:
+  """A projection of what has a log σ: it may rest on its floor and leave it again."""
   floor = jnp.log(jnp.asarray(min_noise_std, params.log_noise_std.dtype))
   return params.replace(log_noise_std=jnp.maximum(params.log_noise_std, floor))
 

@@ -122,7 +122,8 @@ def base() -> ml_collections.ConfigDict:
   config.data.features = ""  # Table: comma-separated; "" for all other columns.
   config.data.categorical = ""  # Table: comma-separated, even if they look numeric.
 
-  # Whether error bars are of the target, or, as the paper has it, of the function.
+  # Whether scored error bars are of the target, or, as in the paper's formula of a
+  # Gaussian process, of the function.
   config.with_noise = True
 
   config.compare_clients = False  # Also train each client alone, and compare.
@@ -137,6 +138,9 @@ _AT_LEAST_ONE = (
   "latent_size",
   "shifter_size",
   "num_seeds",
+  "pfedgp.num_inducing",
+  "fedloc.num_inducing",
+  "fedloc.num_iterations",
 )
 _POSITIVE = (
   "learning_rate",
@@ -144,6 +148,9 @@ _POSITIVE = (
   "initial_noise_std",
   "initial_prior_std",
   "min_noise_std",
+  "fedloc.rho",
+  "fedloc.proximity",
+  "fedloc.length_scale",
 )
 _CHOICES = {
   "dtype": ("float32", "float64"),
@@ -161,11 +168,13 @@ _CHOICES = {
 def validate(config: ml_collections.ConfigDict) -> None:
   """Raises InputError for a value that no run can have."""
   for name in _AT_LEAST_ONE:
-    if config[name] < 1:
-      raise InputError(f"config.{name} must be at least 1, got {config[name]}.")
+    value = get(config, name)
+    if value < 1:
+      raise InputError(f"config.{name} must be at least 1, got {value}.")
   for name in _POSITIVE:
-    if not 0 < config[name] < math.inf:
-      raise InputError(f"config.{name} must be a positive number, got {config[name]}.")
+    value = get(config, name)
+    if not 0 < value < math.inf:
+      raise InputError(f"config.{name} must be a positive number, got {value}.")
   for name, choices in _CHOICES.items():
     require_choice(f"config.{name}", get(config, name), choices)
   if config.num_clients < 1:

@@ -146,12 +146,13 @@ def load(workdir: str | os.PathLike[str]) -> Model:
   """The model at the best validation round of the run in `workdir`."""
   folder = RunFolder(workdir)
   config, preprocessor = folder.config(), folder.preprocessing()
-  names = folder.clients()
+  names, num_rows = folder.clients()
   if not folder.checkpoints.is_dir():
     raise InputError(f"{workdir} holds no checkpoint: train first.")
   checkpoints = Checkpoints(folder.checkpoints)
   try:
-    saved = checkpoints.restore(_like(config, preprocessor, len(names) or 1))
+    like = _like(config, preprocessor, len(names) or 1, num_rows)
+    saved = checkpoints.restore(like)
   finally:
     checkpoints.close()
   if saved is None:
@@ -210,13 +211,16 @@ def load_released(workdir: str | os.PathLike[str]) -> Model:
 
 
 def _like(
-  config: ml_collections.ConfigDict, preprocessor: Preprocessor, num_clients: int = 1
+  config: ml_collections.ConfigDict,
+  preprocessor: Preprocessor,
+  num_clients: int = 1,
+  num_rows: int = 1,
 ) -> Any:
   """Shapes and types of the method's state; nothing is computed."""
   return jax.eval_shape(
     _algorithm(config).init,
     jax.random.key(0),
-    _empty(config, preprocessor.num_inputs, num_clients),
+    _empty(config, (num_clients, num_rows, preprocessor.num_inputs)),
   )
 
 
@@ -224,13 +228,14 @@ def _algorithm(config: ml_collections.ConfigDict) -> algorithms.FederatedAlgorit
   """The method on one device: where a model is used there may be fewer than before."""
   here = ml_collections.ConfigDict(config.to_dict())
   here.mesh = 1
+  here.with_noise = True  # Without, it is a way to score; a user wants bars of y.
   return algorithms.method(here.method).build(here)
 
 
 def _empty(
-  config: ml_collections.ConfigDict, num_inputs: int, num_clients: int
+  config: ml_collections.ConfigDict, shape: tuple[int, int, int]
 ) -> Federation:
-  """The smallest federation from which a method can be initialised."""
-  x = jnp.zeros((num_clients, 1, num_inputs), config.dtype)
-  clients = Clients(x, x[:, :, 0], jnp.ones((num_clients, 1), bool))
+  """A federation of this shape [K, N, D], from which a method can be initialised."""
+  x = jnp.zeros(shape, config.dtype)
+  clients = Clients(x, x[:, :, 0], jnp.ones(shape[:2], bool))
   return Federation(clients, ServerSet(x[0], x[0, :, 0]))

@@ -163,14 +163,15 @@ class RunFolder:
       raise InputError(f"{self.path} holds no trained model: train one first.")
     return Preprocessor.from_json(read_json(self._preprocessing))
 
-  def write_clients(self, names: Sequence[str]) -> None:
-    write_json(self._clients, {"names": list(names)})
+  def write_clients(self, names: Sequence[str], num_rows: int) -> None:
+    write_json(self._clients, {"names": list(names), "num_rows": num_rows})
 
-  def clients(self) -> tuple[str, ...]:
-    """Names of the clients; none in a folder of an older version."""
+  def clients(self) -> tuple[tuple[str, ...], int]:
+    """Names of the clients, and N, their padded rows; (), 1 in an older folder."""
     if not self._clients.exists():
-      return ()
-    return tuple(_object(self._clients)["names"])
+      return (), 1
+    clients = _object(self._clients)
+    return tuple(clients["names"]), clients.get("num_rows", 1)
 
 
 def _is_fresh(path: pathlib.Path) -> bool:

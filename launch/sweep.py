@@ -5,7 +5,7 @@ python -m launch.sweep --config=configs/paper_table.py --workdir=runs/paper_tabl
 Every run has its own folder under `workdir/runs`, and what it printed in
 `workdir/logs`; a second start skips what is finished and takes up what was stopped.
 `results.csv` is rewritten after every run. --shard=2/3 runs the second third, for one
-of three machines; `launch.tables` takes all their files.
+of three machines, into `results-2of3.csv`; `launch.tables` takes all their files.
 """
 
 import collections
@@ -254,18 +254,19 @@ def sweep(
   runs = dict(list(grid.items())[index - 1 :: count])
   if not runs:
     raise InputError(f"--shard={index}/{count} is empty: the grid has fewer runs.")
-  # Of all shards: they may share the folder, and its table.
   folders = {run.name: RunFolder(workdir / "runs" / run.name) for run in grid}
   if len(folders) < len(grid):
     raise InputError("two points of the grid have the same name: see config.grid.")
   for run, whole in runs.items():
     folders[run.name].check(whole)
   waiting = [run for run in runs if folders[run.name].summary() is None]
-  logs, results = workdir / "logs", workdir / "results.csv"
+  # Shards may share the folder, and nothing that two of them write.
+  suffix = f"-{index}of{count}" if count > 1 else ""
+  logs, results = workdir / "logs", workdir / f"results{suffix}.csv"
   cores = common.available_cores()
   workers = [
-    Worker(cores[index % len(cores)], logs / f"worker-{index}.log")
-    for index in range(min(num_workers, len(waiting)))
+    Worker(cores[number % len(cores)], logs / f"worker{suffix}-{number}.log")
+    for number in range(min(num_workers, len(waiting)))
   ]
   schedule = Schedule(waiting, workers)
 
@@ -278,7 +279,7 @@ def sweep(
   with usable(workdir):
     for folder in (workdir / "runs", logs):
       folder.mkdir(parents=True, exist_ok=True)
-    write_results(results, grid, folders, schedule.failures)
+    write_results(results, runs, folders, schedule.failures)
   progress = Progress(len(runs), len(runs) - len(waiting))
   try:
     while schedule.num_left:
@@ -287,7 +288,7 @@ def sweep(
       for future in wait(schedule.running, progress.pause, FIRST_COMPLETED).done:
         schedule.settle(future)
         with usable(workdir):
-          write_results(results, grid, folders, schedule.failures)
+          write_results(results, runs, folders, schedule.failures)
     progress.show(schedule)
   finally:
     worker_lib.stop(workers)

@@ -68,7 +68,7 @@ def run(experiment: Experiment, folder: RunFolder) -> None:
   finish(experiment, program, result, own)
   if experiment.config.compare_clients and len(experiment.client_names) > 1:
     alone = report.train_clients_alone(experiment, training.jit)
-    print(report.comparison_text(experiment, result, alone))
+    print(report.comparison_text(experiment, result, alone[1]))
     report.write_comparison(experiment, program, result, alone, own.figures)
   # Last: it is what marks the run as finished.
   own.write_summary(training.summarise(experiment, result.history))
@@ -147,7 +147,8 @@ def _claim(experiment: Experiment, folder: RunFolder) -> None:
   folder.claim(experiment.config)
   folder.claim_data(experiment.dataset)
   folder.write_preprocessing(experiment.preprocessor)
-  folder.write_clients(experiment.client_names)
+  num_rows = experiment.federation.clients.x.shape[1]
+  folder.write_clients(experiment.client_names, num_rows)
 
 
 class Progress:

@@ -1,6 +1,7 @@
 """Every file in configs/ builds, says what it is for, and gives its command."""
 
 import importlib
+import math
 import pathlib
 
 import pytest
@@ -123,7 +124,7 @@ def flat(config, prefix: str = "") -> list[str]:
 @pytest.mark.parametrize("method", grid_search.GRIDS)
 def test_every_search_is_a_grid_of_settings_and_cells(method: str):
   runs = sweep.expand(grid_search.get_config(method))
-  num_settings = sum(len(values) for values in grid_search.GRIDS[method].values())
+  num_settings = math.prod(len(v) for v in grid_search.GRIDS[method].values())
   assert len(runs) == num_settings * 2 * len(uci.PAPER)
   assert all(config.seed >= 100 for config in runs.values())
 

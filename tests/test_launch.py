@@ -152,10 +152,12 @@ def test_other_methods_train(tmp_path, method: str):
   assert summary["num_clients"] == 2
 
 
-def test_clients_alone_are_compared_under_distillation(tmp_path, capsys):
-  config = tiny(method="fedbnr-kd", compare_clients=True)
+@pytest.mark.parametrize("method", ["fedbnr-kd", "fedavg"])
+def test_clients_alone_are_compared_whatever_the_method(tmp_path, capsys, method: str):
+  config = tiny(method=method, compare_clients=True)
   launch_train.train(config, str(tmp_path / "run"))
   assert "client 1 alone" in capsys.readouterr().out
+  assert (tmp_path / "run" / "figures" / "comparison.png").exists()
   assert (tmp_path / "run" / "summary.json").exists()
 
 

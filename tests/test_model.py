@@ -1,10 +1,12 @@
 """A trained model predicts tables in the target's unit, saved or not."""
 
+import dataclasses
 import json
 import shutil
 
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 import pandas as pd
 import pytest
@@ -211,9 +213,19 @@ def test_one_model_for_all_is_nobodys(trained):
   )
 
 
+def test_error_bars_are_of_the_target_however_the_run_was_scored(trained):
+  experiment, fitted, _ = trained
+  rows = frame().iloc[:5]
+  config = ml_collections.ConfigDict(experiment.config.to_dict())
+  config.with_noise = False
+  bare = dataclasses.replace(fitted, config=config)
+  pd.testing.assert_frame_equal(bare.predict(rows), fitted.predict(rows))
+
+
 def test_fused_experts_are_one_model(tmp_path):
   config = tiny(method="fedloc", num_rounds=1)
-  config.fedloc.num_iterations, config.fedloc.num_inducing = 2, 4
+  # More than a client has rows, so that the shape of a process depends on these.
+  config.fedloc.num_iterations, config.fedloc.num_inducing = 2, 30
   experiment = experiment_lib.build(config, table())
   train.run(experiment, RunFolder(tmp_path))
   loaded = model.load(tmp_path)

@@ -134,4 +134,6 @@ def test_no_inducing_inputs_are_refused():
   config = config_lib.base()
   config.pfedgp.num_inducing = 0
   with pytest.raises(InputError, match=r"pfedgp\.num_inducing"):
+    config_lib.validate(config)
+  with pytest.raises(InputError, match="num_inducing"):
     algorithms.method("pfedgp").build(config)

@@ -15,6 +15,7 @@ import pytest
 from fedbnr_jax import model
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
+from fedbnr_jax.report import tables
 from launch import common, sweep, worker
 from tests.runs import SUMMARY, assert_refused, assert_same_bits, once, timeless
 
@@ -491,12 +492,14 @@ def test_shards_share_the_grid_out(tmp_path, monkeypatch):
   assert sorted(trained) == sorted(whole)
 
 
-def test_shards_may_share_a_folder_and_its_table(tmp_path, monkeypatch):
+def test_shards_may_share_a_folder_but_no_table(tmp_path, monkeypatch):
   config = small(seed=(0, 1, 2))
   without_training(monkeypatch)
   for index in (1, 2):
     sweep.sweep(config, tmp_path, 1, (index, 2))
-  assert sorted(pd.read_csv(tmp_path / "results.csv").seed) == [0, 1, 2]
+  paths = [tmp_path / f"results-{index}of2.csv" for index in (1, 2)]
+  assert [list(pd.read_csv(path).seed) for path in paths] == [[0, 2], [1]]
+  assert sorted(tables.read_results(*paths).seed) == [0, 1, 2]
 
 
 def test_a_shard_beyond_the_grid_is_refused(tmp_path):

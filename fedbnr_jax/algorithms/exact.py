@@ -151,7 +151,7 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   settings = fedbnr.common_settings(config)
   learning_rate = config.central.learning_rate or config.learning_rate
   floor = config.min_noise_std
-  # Anything but the plain method takes no step back.
+  # Steps of anything but the plain method are trials, which may be taken back.
   economical = options.optimizer != "adam" or options.local_steps > 0
   scales = last_layer.trained_scales
   optimizer = _OPTIMIZERS[options.optimizer](learning_rate)

@@ -56,7 +56,7 @@ def fedprox(
     batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
   if not 0 <= mu < math.inf:
-    raise InputError(f"config.fedprox.mu must not be negative, got {mu}.")
+    raise InputError(f"mu must not be negative, got {mu}.")
   participation.check()
 
   def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
@@ -156,7 +156,7 @@ def learn_noise(network: nn.Module, *, asks_all: bool) -> Exchange:
 
   def floats(state: ServerState, server: ServerSet | None) -> Floats:
     del state, server
-    return Floats(2, 0)
+    return Floats(2, 1)  # σ comes back.
 
   return Exchange(client, combine, floats, asks_all)
 

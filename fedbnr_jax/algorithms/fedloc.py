@@ -7,7 +7,6 @@ the mean is the next z. Each client's Gaussian process is of its own rows, and t
 are fused into one prediction.
 """
 
-import math
 from functools import partial
 from typing import Any
 
@@ -32,8 +31,7 @@ from fedbnr_jax.algorithms.personal import (
   no_floats,
   own_process,
 )
-from fedbnr_jax.clients import num_floats
-from fedbnr_jax.errors import InputError
+from fedbnr_jax.clients import keep_above, num_floats
 from fedbnr_jax.federation import Clients, Federation, ServerSet
 from fedbnr_jax.mapping import Placement
 from fedbnr_jax.participation import Participation
@@ -81,6 +79,8 @@ def fedloc(
     placement: On which devices, and how many clients at a time.
   """
   fedbnr.check_positive(
+    rho=rho,
+    proximity=proximity,
     num_iterations=num_iterations,
     num_inducing=num_inducing,
     initial_length_scale=initial_length_scale,
@@ -88,9 +88,6 @@ def fedloc(
     min_noise_std=min_noise_std,
     batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
-  for name, value in (("rho", rho), ("proximity", proximity)):
-    if not 0 < value < math.inf:
-      raise InputError(f"config.fedloc.{name} must be a positive number, got {value}.")
   participation.check()
   fedbnr.check_everybody(participation)
   fuse = experts.fusion(rule)
@@ -171,10 +168,7 @@ def _iterate(rho: float, proximity: float, min_noise_std: float) -> Exchange:
     state: ServerState, server: ServerSet | None, total: aggregation.Weighted
   ) -> ServerState:
     del server
-    consensus: fitc.KernelParams = total.mean
-    floor = jnp.log(jnp.asarray(min_noise_std, consensus.log_noise_std.dtype))
-    noise = jnp.maximum(consensus.log_noise_std, floor)
-    return state.replace(params=consensus.replace(log_noise_std=noise))
+    return state.replace(params=keep_above(min_noise_std, total.mean))
 
   def floats(state: ServerState, server: ServerSet | None) -> Floats:
     del server
@@ -225,9 +219,6 @@ def product_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm
 
 def _with(config: ml_collections.ConfigDict, rule: str) -> FederatedAlgorithm:
   options = config.fedloc
-  for name in ("num_inducing", "num_iterations"):
-    if options[name] < 1:
-      raise InputError(f"config.fedloc.{name} must be at least 1, got {options[name]}.")
   return fedloc(
     rho=options.rho,
     proximity=options.proximity,

@@ -32,8 +32,7 @@ from fedbnr_jax.algorithms.personal import (
   no_floats,
   own_process,
 )
-from fedbnr_jax.clients import descend, num_floats
-from fedbnr_jax.errors import InputError
+from fedbnr_jax.clients import descend, keep_above, num_floats
 from fedbnr_jax.federation import Clients, Federation, ServerSet
 from fedbnr_jax.mapping import Placement
 from fedbnr_jax.optimizers import adam
@@ -159,10 +158,7 @@ def embedding(
 
 
 def _project(min_noise_std: float, params: DeepKernel) -> DeepKernel:
-  scales = params.scales
-  floor = jnp.log(jnp.asarray(min_noise_std, scales.log_noise_std.dtype))
-  noise = jnp.maximum(scales.log_noise_std, floor)
-  return params.replace(scales=scales.replace(log_noise_std=noise))
+  return params.replace(scales=keep_above(min_noise_std, params.scales))
 
 
 def _learn_kernel(
@@ -224,10 +220,6 @@ def _own_processes(embed: Any) -> Exchange:
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Method `pfedgp`."""
   options = config.pfedgp
-  if options.num_inducing < 1:
-    raise InputError(
-      f"config.pfedgp.num_inducing must be at least 1, got {options.num_inducing}."
-    )
   network = networks.Extractor(
     config.hidden_size,
     config.latent_size,

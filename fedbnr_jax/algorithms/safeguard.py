@@ -26,7 +26,7 @@ class Memory(struct.PyTreeNode):
 
   covariance: jax.Array  # [M, M] A⁻¹ under the parameters.
   optimizer: Any  # State of the optimiser.
-  # For methods that take no step back:
+  # For steps that may be taken back:
   kept: ModelParams  # The last parameters that were accepted,
   value: jax.Array  # [] and their negative log evidence per row.
   direction: Any  # Of the last step, like the parameters.

@@ -23,7 +23,8 @@ _LEGEND = (
   "A column is a dataset and a number of clients; n is the number of seeds. Marks are "
   "of the one-tailed Wilcoxon signed-rank test, paired by seed and not corrected for "
   f"the number of cells; there are none below {MIN_PAIRS} pairs. Bold is the best "
-  "mean. central sees all rows at once, so it has no marks and is never bold. "
+  "mean, of those with the most seeds. central sees all rows at once, so it has no "
+  "marks and is never bold. "
   f"{_MISSING} is missing. The difference is our mean minus the paper's."
 )
 # What means something else in LaTeX, or has its own command there.
@@ -93,7 +94,7 @@ def markdown(cells: pd.DataFrame, tables: Sequence[Table] = TABLES) -> str:
     rows.insert(1, ["-" * width for width in widths])
     parts.append("\n".join(_markdown_row(row, widths) for row in rows))
   parts += [
-    "### The paper's claims: cells in which they hold, of those that have the runs",
+    "### The paper's claims: cells in which a mean is lower, of those with all runs",
     tables_lib.markdown(claims.counts(cells)),
   ]
   return "\n\n".join(parts) + "\n"

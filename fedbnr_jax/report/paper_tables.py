@@ -162,6 +162,9 @@ def _table(
     ]
     beside = [*_POOLED, *(name for name in _ALL if name not in table.methods)]
     rivals = [row for row in column if row["n"] and row["method"] not in beside]
+    # A mean over fewer seeds, each of them another split, is not comparable.
+    most = max((row["n"] for row in rivals), default=0)
+    rivals = [row for row in rivals if row["n"] == most]
     lowest = min((row["mean"] for row in rivals), default=None)
     for row in column:
       row["best"] = table.with_best and row in rivals and row["mean"] == lowest

@@ -102,7 +102,7 @@ def mean_summary(summaries: list[dict[str, Any]]) -> dict[str, Any]:
 def train_clients_alone(
   experiment: Experiment,
   transform: Callable[[training.Program], training.Program],
-) -> list[training.Result | None]:
+) -> tuple[training.Program, list[training.Result | None]]:
   """Trains each client on its own rows only, judged on the same rows as the others.
 
   Args:
@@ -110,7 +110,8 @@ def train_clients_alone(
     transform: Applied to the program of a client alone, as `training.jit`.
 
   Returns:
-    A result a client; None, with a warning, for one whose training diverged.
+    The program that trained them, and a result a client; None, with a warning, for
+    one whose training diverged.
   """
   results: list[training.Result | None] = []
   # Plain FedBNR, whatever the method: a client alone has no server and nobody else.
@@ -134,7 +135,7 @@ def train_clients_alone(
     except training.NonFiniteError as error:
       warnings.warn(f"{name} alone: {error}", stacklevel=2)
       results.append(None)
-  return results
+  return program, results
 
 
 def comparison_text(
@@ -157,17 +158,17 @@ def write_comparison(
   experiment: Experiment,
   program: training.Program,
   result: training.Result,
-  alone: list[training.Result | None],
+  alone: tuple[training.Program, list[training.Result | None]],
   folder: str | os.PathLike[str],
 ) -> None:
   """The two-panel figure, for data with one input: a client alone, and all."""
-  first = alone[0]
+  program_alone, (first, *_) = alone
   one_each = experiment.algorithm.one_model_each
   if first is None or not is_one_dimensional(experiment) or one_each:
     return
   name = experiment.client_names[0]
   figures.two_panels(
-    band_panel(experiment, program, first, f"{name} alone", used_client=0),
+    band_panel(experiment, program_alone, first, f"{name} alone", used_client=0),
     band_panel(
       experiment, program, result, f"Global model ({experiment.config.method})"
     ),
