@@ -35,10 +35,11 @@ class _StreamedStep:
   """A `Step` over clients in host memory: not one program, but a few."""
 
   round: StreamedRound
+  calibrate: Callable[[ServerState, jax.Array, jax.Array], ServerState]
   score: Callable[[ServerState, EvaluationSet], Scores]
 
   def jit(self) -> "_StreamedStep":
-    return _StreamedStep(self.round.jit(), jax.jit(self.score))
+    return _StreamedStep(self.round.jit(), jax.jit(self.calibrate), jax.jit(self.score))
 
   def __call__(
     self,
@@ -49,6 +50,7 @@ class _StreamedStep:
     test: EvaluationSet,
   ) -> tuple[ServerState, RoundInfo, Scores, Scores]:
     state, info = self.round(key, state, federation)
+    state = self.calibrate(state, validation.x, validation.y)
     return state, info, self.score(state, validation), self.score(state, test)
 
 
@@ -76,11 +78,14 @@ def make_program(experiment: Experiment) -> Program:
     test: EvaluationSet,
   ) -> tuple[ServerState, RoundInfo, Scores, Scores]:
     state, info = algorithm.round(key, state, federation)
+    state = algorithm.calibrate(state, validation.x, validation.y)
     return state, info, score(state, validation), score(state, test)
 
   chunk_size = experiment.config.stream_clients
   if chunk_size:
-    streamed_step = _StreamedStep(streamed(algorithm, chunk_size), score)
+    streamed_step = _StreamedStep(
+      streamed(algorithm, chunk_size), algorithm.calibrate, score
+    )
     return Program(algorithm.init, streamed_step, algorithm.predict)
   return Program(algorithm.init, step, algorithm.predict)
 

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbnr_jax import algorithms, blr, metrics
+from fedbnr_jax import algorithms, blr, experiment, metrics, program
 from fedbnr_jax import config as config_lib
 from fedbnr_jax import federation as federation_lib
+from tests.runs import tiny
 
 
 def _rows(num_rows=3000, unequal=True, seed=0):
@@ -109,6 +110,71 @@ def test_perfect_fit_stays_finite():
   variance = blr.noise_variance(fitted, jnp.asarray(features))
   assert np.all(np.isfinite(variance))
   assert np.all(variance >= 0)
+
+
+def test_held_out_rows_tell_the_noise_that_a_fit_by_heart_hides():
+  """As many weights as rows: no residual is left, and other rows have large ones."""
+  rng = np.random.default_rng(0)
+  weights = rng.normal(size=60)
+
+  def rows(num_rows):
+    features = rng.normal(size=(num_rows, 60)) / np.sqrt(60)
+    targets = features @ weights + 0.3 * rng.normal(size=num_rows)
+    return jnp.asarray(features), jnp.asarray(targets)
+
+  fitted = blr.posterior(blr.sufficient_stats(*rows(60)), 1e-3, 10.0)
+  fitted = fitted.replace(noise_weights=jnp.zeros(60), noise_offset=jnp.zeros(()))
+  held_out, (new, truth) = rows(500), rows(2000)
+  scores = [
+    metrics.evaluate(*blr.predict(one, new), truth)
+    for one in (fitted, blr.held_out_noise(*held_out, fitted))
+  ]
+  assert scores[0]["coverage95"] < 0.1
+  assert abs(scores[1]["coverage95"] - 0.95) < 0.02
+  assert scores[1]["ece"] < 0.03
+  np.testing.assert_array_equal(scores[0]["rmse"], scores[1]["rmse"])
+
+
+def test_held_out_noise_is_that_of_all_rows_where_these_are_not_fitted():
+  """With no row in the posterior all are held out, and none is spent on the fit."""
+  features, targets, _ = _rows(300)
+  rows = jnp.asarray(features), jnp.asarray(targets)
+  prior = blr.posterior(blr.empty_stats(3), 0.3, 1.0)
+  got = blr.held_out_noise(*rows, prior)
+  stats, moments = blr.sufficient_stats(*rows), blr.noise_moments(*rows, prior)
+  shaped = blr.fit_noise(prior, stats, moments)
+  wanted = blr.scale_noise(shaped, blr.noise_ratio(*rows, shaped), stats.count)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_validation_rows_set_the_bars_of_exact_training_and_nothing_else():
+  states, scores = {}, {}
+  for noise in ("constant", "held-out"):
+    run = experiment.build(tiny(method="fedbnr-exact", exact__noise=noise))
+    step = jax.jit(program.make_program(run).step)
+    state = run.algorithm.init(run.key_init, run.federation)
+    for _ in range(2):
+      state, _, _, scores[noise] = step(
+        run.key_rounds, state, run.federation, run.validation, run.test
+      )
+    states[noise] = state
+  for a, b in zip(
+    jax.tree.leaves(states["constant"].params),
+    jax.tree.leaves(states["held-out"].params),
+    strict=True,
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+  np.testing.assert_allclose(
+    scores["constant"]["rmse"], scores["held-out"]["rmse"], rtol=1e-5
+  )
+  assert scores["constant"]["nll"] != scores["held-out"]["nll"]
+  # After a round the noise is that of its own kernel, not of the one before.
+  last = states["held-out"]
+  again = run.algorithm.calibrate(last, run.validation.x, run.validation.y)
+  np.testing.assert_allclose(
+    again.posterior.noise_offset, last.posterior.noise_offset, rtol=1e-6
+  )
 
 
 @pytest.mark.parametrize("method", ["fedbnr-ev", "fedbnr-exact"])

@@ -78,6 +78,12 @@ class Stage(NamedTuple):
   begin: Callable[[ServerState], ServerState] = lambda state: state
 
 
+def as_it_is(state: ServerState, x: jax.Array, y: jax.Array) -> ServerState:
+  """Of methods that learn nothing from rows that nobody trains on."""
+  del x, y
+  return state
+
+
 @dataclasses.dataclass(frozen=True)
 class FederatedAlgorithm:
   """A method: pure functions, which the caller jits."""
@@ -90,6 +96,9 @@ class FederatedAlgorithm:
   predict: Callable[[ServerState, jax.Array], tuple[jax.Array, jax.Array]]
   participation: Participation
   placement: Placement
+  # (state, x [N, D], y [N] of rows that nobody trains on) -> state: after each round,
+  # what only such rows can tell.
+  calibrate: Callable[[ServerState, jax.Array, jax.Array], ServerState] = as_it_is
   # What of the federation the method sees.
   view: Callable[[Federation], Federation] = lambda federation: federation
   # Raises InputError where the method cannot work with what there are of rows.

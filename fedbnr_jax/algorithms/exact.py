@@ -16,14 +16,18 @@ from fedbnr_jax.algorithms.base import (
   FederatedAlgorithm,
   ServerState,
   Stage,
+  as_it_is,
 )
 from fedbnr_jax.algorithms.proposals import follow_gradient, follow_majoriser
 from fedbnr_jax.algorithms.safeguard import first_memory, judging
+from fedbnr_jax.config import require_choice
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federation import Federation
 from fedbnr_jax.mapping import Placement
 from fedbnr_jax.optimizers import adam
 from fedbnr_jax.participation import Participation
+
+NOISES = ("constant", "varying", "held-out")
 
 
 def exact(
@@ -35,7 +39,7 @@ def exact(
   scales: last_layer.Scales = last_layer.trained_scales,
   safeguard: bool = False,
   fresh: bool = True,
-  varying_noise: bool = False,
+  noise: str = "constant",
   with_noise: bool = True,
   initial_noise_std: float = 0.5,
   initial_prior_std: float = 1.0,
@@ -56,7 +60,8 @@ def exact(
       by the statistics.
     safeguard: Take a step back if the global evidence falls, and try a shorter one.
     fresh: Whether the optimiser's state starts afresh every round.
-    varying_noise: Whether the noise of predictions depends on the input.
+    noise: Of predictions: "constant", the trained σ; "varying" with the input, by
+      residuals of the rows in the posterior; "held-out", by those of other rows.
     with_noise: Whether predicted variances are of y, or of the function alone.
     initial_noise_std: σ at the start, in units of the target's std.
     initial_prior_std: λ at the start.
@@ -74,13 +79,14 @@ def exact(
     min_noise_std=min_noise_std,
     batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
+  require_choice("noise", noise, NOISES)
   participation.check()
   start = last_layer.initial_state(
     feature_map,
     initial_noise_std,
     initial_prior_std,
     placement,
-    varying_noise=varying_noise,
+    varying_noise=noise != "constant",
   )
 
   def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
@@ -103,13 +109,16 @@ def exact(
   # Statistics of those who take part in the steps, then, where it differs, of all.
   if asks_all and not participation.is_full:
     stages = (*stages, Stage((of_all,)))
-  if varying_noise:
+  if noise == "varying":
     stages = (*stages, Stage(last_layer.learn_noise(feature_map, asks_all=asks_all)))
   return FederatedAlgorithm(
     init=init,
     stages=stages,
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
+    calibrate=(
+      last_layer.held_out_noise(feature_map) if noise == "held-out" else as_it_is
+    ),
     participation=participation,
     placement=placement,
     warm_up=warm_up,
@@ -184,7 +193,7 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     safeguard=economical,
     # Gradients of other clients' rows tell nothing of curvature.
     fresh=options.optimizer == "adam" or not settings["participation"].is_full,
-    varying_noise=options.noise == "varying",
+    noise=options.noise,
     warm_up=fedbnr.from_config(config).stages if num_warm_up else (),
     num_warm_up=num_warm_up,
     **settings,

@@ -180,6 +180,18 @@ def learn_noise(
   )
 
 
+def held_out_noise(
+  feature_map: urk.FeatureMap,
+) -> Callable[[ServerState, jax.Array, jax.Array], ServerState]:
+  """`calibrate` of a method: noise that varies, by residuals of x [N, D], y [N]."""
+
+  def calibrate(state: ServerState, x: jax.Array, y: jax.Array) -> ServerState:
+    features = features_of(feature_map, state.params, state.omega, x)
+    return state.replace(posterior=blr.held_out_noise(features, y, state.posterior))
+
+  return calibrate
+
+
 def train_nll(state: ServerState) -> jax.Array:
   """[] global negative log evidence per row."""
   stats = state.stats

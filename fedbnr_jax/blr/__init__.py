@@ -12,6 +12,7 @@ from fedbnr_jax.blr.majoriser import majoriser, scale_gradient
 from fedbnr_jax.blr.noise import (
   NoiseMoments,
   fit_noise,
+  held_out_noise,
   noise_moments,
   noise_ratio,
   scale_noise,
@@ -47,6 +48,7 @@ __all__ = [
   "empty_stats",
   "fit_evidence",
   "fit_noise",
+  "held_out_noise",
   "improve_evidence",
   "majoriser",
   "masked",

@@ -17,7 +17,7 @@ from fedbnr_jax.blr.posterior import (
   num_determined,
   posterior,
 )
-from fedbnr_jax.blr.statistics import SufficientStats, masked
+from fedbnr_jax.blr.statistics import SufficientStats, masked, sufficient_stats
 
 # Added to r²/σ²: a residual that happens to be zero says nothing of its variance.
 _FLOOR = 1e-3
@@ -100,6 +100,29 @@ def scale_noise(fitted: Posterior, ratio: jax.Array, count: jax.Array) -> Poster
   tiny = jnp.finfo(ratio.dtype).tiny
   offset = fitted.noise_offset + jnp.log(jnp.maximum(ratio / free, tiny))
   return fitted.replace(noise_offset=offset)
+
+
+def held_out_noise(
+  features: jax.Array, targets: jax.Array, fitted: Posterior
+) -> Posterior:
+  """The posterior with noise that varies as residuals of other rows do.
+
+  Where the kernel has learnt its rows by heart, their residuals tell nothing.
+
+  Args:
+    features: [N, M], of rows that are not in the posterior.
+    targets: [N].
+    fitted: Global posterior.
+  """
+  stats = sufficient_stats(features, targets)
+  moments = noise_moments(features, targets, fitted)
+  shaped = fit_noise(fitted, stats, moments)
+  assert shaped.noise_offset is not None
+  # None of their residuals was spent on the fit.
+  mean_ratio = noise_ratio(features, targets, shaped) / stats.count
+  tiny = jnp.finfo(mean_ratio.dtype).tiny
+  offset = shaped.noise_offset + jnp.log(jnp.maximum(mean_ratio, tiny))
+  return shaped.replace(noise_offset=offset)
 
 
 def _squares(features: jax.Array, targets: jax.Array, fitted: Posterior) -> jax.Array:
