@@ -41,7 +41,7 @@ PAPER = {
 }
 # The paper's, but narrower where that costs little on validation rows, and with the
 # learning rate of 3e-3 or 1e-2 and the steps, 10 or 50, that are better there (for a
-# network without a Gaussian process, of 1e-3 to 1e-2); μ, ρ and α are still the paper's.
+# network without a Gaussian process, of 1e-3 to 1e-2); μ, ρ and α are still its own.
 CPU = {
   "skillcraft": PAPER["skillcraft"]._replace(pooled_steps=10, network_rate=3e-3),
   "sml": PAPER["sml"]._replace(
