@@ -83,7 +83,7 @@ def test_a_round_is_local_steps_and_their_mean(mu, by_rows):
     squares += float(jnp.sum(error**2))
   np.testing.assert_allclose(got.params.noise_std**2, squares / 35, rtol=1e-9)
   size = sum(leaf.size for leaf in jax.tree.leaves(wanted))
-  assert (int(info.floats_up), int(info.floats_down)) == (size + 2, size)
+  assert (int(info.floats_up), int(info.floats_down)) == (size + 2, size + 1)
   # Of all rows under N(prediction, σ²).
   nll = 0.5 * np.log(2 * np.pi * squares / 35) + 0.5
   np.testing.assert_allclose(info.train_nll, nll, rtol=1e-9)
