@@ -358,6 +358,8 @@ def started(workdir: pathlib.Path, num_rounds: int) -> subprocess.Popen[str]:
   config = small(num_rounds=(num_rounds,), patience=(num_rounds,))
   file = workdir / "sweep.py"
   file.write_text(PROGRAM % {"grid": config.grid.to_dict()})
+  # Tests that a shell has put in the background ignore interruptions, and so would it.
+  handler = signal.signal(signal.SIGINT, signal.default_int_handler)
   program = subprocess.Popen(
     [sys.executable, "-m", "launch.sweep", f"--config={file}"]
     + [f"--workdir={workdir}", "--workers=1"],
@@ -367,6 +369,7 @@ def started(workdir: pathlib.Path, num_rounds: int) -> subprocess.Popen[str]:
     text=True,
     process_group=0,
   )
+  signal.signal(signal.SIGINT, handler)
   while not list(workdir.glob("runs/*/checkpoint/2")):
     assert program.poll() is None, program.communicate()[0]
     time.sleep(0.05)
