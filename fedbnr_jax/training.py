@@ -371,8 +371,8 @@ def _check_finite(
   if bad.size:
     raise NonFiniteError(
       f"round {number}: the loss of {experiment.client_names[bad[0]]} is not finite "
-      f"({bad.size} of {np.sum(info.answered)} clients): try a smaller learning_rate "
-      "or a larger min_noise_std. The last good checkpoint is kept."
+      f"({bad.size} of {np.sum(info.answered)} clients): try "
+      f"{experiment.algorithm.remedy}. The last good checkpoint is kept."
     )
   for name, value in (
     *validation.items(),
@@ -381,6 +381,6 @@ def _check_finite(
   ):
     if not np.isfinite(value):
       raise NonFiniteError(
-        f"round {number}: {name} of the global model is not finite: try a smaller "
-        "learning_rate or a larger min_noise_std. The last good checkpoint is kept."
+        f"round {number}: {name} of the global model is not finite: try "
+        f"{experiment.algorithm.remedy}. The last good checkpoint is kept."
       )

@@ -1,9 +1,11 @@
 """The host loop: early stopping, records in raw units, resuming to the same bits."""
 
 import dataclasses
+import functools
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -16,8 +18,9 @@ import pytest
 import scipy.stats
 
 from configs import default
+from fedbnr_jax import algorithms, model, training
+from fedbnr_jax import config as config_lib
 from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import model, training
 from fedbnr_jax.checkpoints import Checkpoints
 from fedbnr_jax.records import RunFolder
 from tests.runs import (
@@ -283,11 +286,28 @@ def test_non_finite_value_stops_with_round_and_place(four, tmp_path, spoil, part
     training.train(experiment, spoilt(program, 3, spoil), folder)
   assert "round 3" in str(caught.value)
   assert part in str(caught.value)
+  assert experiment.algorithm.remedy in str(caught.value)
   # The good rounds are kept: usable as they are, and for going on.
   assert timeless(folder.metrics()) == timeless(straight.history[:2])
   assert int(model.load(folder.path).state.num_rounds) <= 2
   resumed = training.train(experiment, program, folder)
   assert timeless(resumed.history) == timeless(straight.history)
+
+
+@pytest.mark.parametrize("method", algorithms.METHODS)
+def test_what_to_try_is_fields_of_the_config(method: str):
+  built = algorithms.METHODS[method].build(tiny(method=method))
+  fields = config_lib.base()
+  for word in re.findall(r"(?:\w+\.)?\w+_\w+|\w+\.\w+", built.remedy):
+    assert functools.reduce(getattr, word.split("."), fields) is not None
+
+
+def test_fedloc_that_diverges_says_what_it_has():
+  run = experiment_lib.build(
+    tiny(method="fedloc", fedloc__rho=1e-6, fedloc__num_inducing=4)
+  )
+  with pytest.raises(training.NonFiniteError, match=r"try a larger fedloc\.rho"):
+    training.train(run, training.jit(training.make_program(run)))
 
 
 def test_one_bad_client_of_two_is_counted(four):

@@ -111,6 +111,8 @@ class FederatedAlgorithm:
     state.posterior.noise_std,
     state.posterior.prior_std,
   )
+  # What to try where a loss is not finite.
+  remedy: str = "a smaller learning_rate or a larger min_noise_std"
   # The first rounds may be of other stages.
   warm_up: tuple[Stage, ...] = ()
   num_warm_up: int = 0

@@ -11,7 +11,12 @@ from fedbnr_jax.federation import pooled
 
 def central(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
   """Wraps a method so that it sees the pooled rows, for reference."""
-  return dataclasses.replace(algorithm, view=pooled, sends=False)
+  return dataclasses.replace(
+    algorithm,
+    view=pooled,
+    sends=False,
+    remedy="a smaller central.learning_rate (0: as learning_rate)",
+  )
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:

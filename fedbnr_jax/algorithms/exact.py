@@ -123,6 +123,7 @@ def exact(
     placement=placement,
     warm_up=warm_up,
     num_warm_up=num_warm_up,
+    remedy="a smaller central.learning_rate (0: as learning_rate)",
   )
 
 

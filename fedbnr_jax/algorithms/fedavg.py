@@ -86,6 +86,7 @@ def fedprox(
     participation=participation,
     placement=placement,
     scales=lambda state: (state.params.noise_std, 0.0),  # There is no prior.
+    remedy="a smaller fedprox.learning_rate (0: as learning_rate)",
   )
 
 

@@ -134,6 +134,7 @@ def fedloc(
     participation=participation,
     placement=placement,
     scales=lambda state: (state.params.noise_std, state.params.output_std),
+    remedy="a larger fedloc.rho",
   )
 
 

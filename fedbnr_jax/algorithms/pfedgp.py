@@ -142,6 +142,7 @@ def pfedgp(
     placement=placement,
     one_model_each=True,
     scales=scales,
+    remedy="a smaller pfedgp.learning_rate (0: as learning_rate)",
   )
 
 
