@@ -16,7 +16,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from benchmarks import tools
 from configs import uci
 from fedbnr_jax import experiment
-from launch import sweep
+from launch import grid
 
 _GRID = [
   {"learning_rate": rate, "max_leaf_nodes": leaves, "min_samples_leaf": 5}
@@ -27,7 +27,7 @@ _MAX_TREES = 1000
 
 def best_error(dataset: str, seed: int) -> dict[str, float]:
   """Validation and test RMSE of the setting and number of trees validation prefers."""
-  run = experiment.build(sweep.config_of(f"configs/uci.py:{dataset}", {"seed": seed}))
+  run = experiment.build(grid.config_of(f"configs/uci.py:{dataset}", {"seed": seed}))
   clients = run.federation.clients
   mask = np.asarray(clients.mask)
   x, y = np.asarray(clients.x)[mask], np.asarray(clients.y)[mask]

@@ -15,7 +15,7 @@ from typing import Any
 os.environ.setdefault("FEDBNR_CORE", "0")
 
 from benchmarks import tools
-from launch import sweep  # Prepares the process; before JAX is imported.
+from launch import grid  # Prepares the process; before JAX is imported.
 
 # ruff: isort: split
 
@@ -31,7 +31,7 @@ _NUM_ROUNDS, _NUM_SEEDS, _NUM_CORES = 3, 10, 2
 def measure(dataset: str, num_clients: int, method: str) -> dict[str, Any]:
   """Seconds to compile init and a round with its scores, and the shortest round."""
   fields = {"method": method, "num_clients": num_clients}
-  run = experiment.build(sweep.config_of(f"configs/uci.py:{dataset}", fields))
+  run = experiment.build(grid.config_of(f"configs/uci.py:{dataset}", fields))
   program = training.jit(training.make_program(run))
   mesh = run.algorithm.placement.mesh
   data = devices.put_federation(run.federation, mesh)

@@ -10,7 +10,7 @@ the largest.
 import argparse
 
 from benchmarks import tools
-from launch import common, sweep  # Prepares the process; before JAX is imported.
+from launch import common, grid  # Prepares the process; before JAX is imported.
 
 # ruff: isort: split
 
@@ -26,7 +26,7 @@ _STEPS = {"central.num_steps": 10, "dtype": "float64"}
 def trained(dataset: str, method: str, rule: str, num_clients: int) -> object:
   """The parameters after five rounds of ten steps."""
   fields = {"method": method, "num_clients": num_clients, "partition": rule, "mesh": 1}
-  run = experiment.build(sweep.config_of(f"configs/uci.py:{dataset}", fields | _STEPS))
+  run = experiment.build(grid.config_of(f"configs/uci.py:{dataset}", fields | _STEPS))
   data = devices.put_federation(run.federation, run.algorithm.placement.mesh)
   state = jax.jit(run.algorithm.init)(run.key_init, data)
   step = jax.jit(run.algorithm.round)

@@ -94,7 +94,8 @@ def base() -> ml_collections.ConfigDict:
   config.fedloc.num_iterations = 50  # In a round.
   config.fedloc.ard = True  # A length-scale for each input.
   config.fedloc.length_scale = 1.0  # Initial, in standard deviations of an input.
-  config.fedloc.rule = "rbcm"  # Fusion; or "poe", "gpoe", "gpoe-entropy", "bcm".
+  # Fusion: "rbcm", "poe", "gpoe", "gpoe-entropy" or "bcm"; see experts.py.
+  config.fedloc.rule = "rbcm"
 
   config.evidence = ml_collections.ConfigDict()  # For fedbnr-ev and fedbnr-kd-ev.
   # Whether the next round's local steps start from the re-estimated σ and λ.
@@ -164,11 +165,17 @@ _CHOICES = {
   "exact.optimizer": ("adam", "lbfgs"),
   "evidence.noise": ("varying", "constant"),
   "exact.noise": ("constant", "varying", "held-out"),
+  "fedloc.rule": ("poe", "gpoe", "gpoe-entropy", "bcm", "rbcm"),
 }
 
 
 def validate(config: ml_collections.ConfigDict) -> None:
   """Raises InputError for a value that no run can have."""
+  if "method" not in config:
+    raise InputError(
+      "this config has no field 'method', and so is none of a training: see "
+      "configs/default.py; those of sweeps are for launch.sweep."
+    )
   for name in _AT_LEAST_ONE:
     value = get(config, name)
     if value < 1:
@@ -269,6 +276,17 @@ def get(config: ml_collections.ConfigDict, path: str) -> Any:
   for part in path.split("."):
     config = config[part]
   return config
+
+
+def field_names(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
+  """Dotted paths of all values."""
+  names: list[str] = []
+  for name in config:
+    value = config[name]
+    nested = isinstance(value, ml_collections.ConfigDict)
+    path = f"{prefix}{name}"
+    names += field_names(value, f"{path}.") if nested else [path]
+  return names
 
 
 def require_choice(what: str, value: str, choices: tuple[str, ...]) -> None:

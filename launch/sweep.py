@@ -9,9 +9,6 @@ of three machines, into `results-2of3.csv`; `launch.tables` takes all their file
 """
 
 import collections
-import dataclasses
-import importlib.util
-import itertools
 import os
 import pathlib
 import shlex
@@ -25,126 +22,72 @@ import pandas as pd
 from absl import flags
 from tqdm import tqdm
 
-from fedbnr_jax import algorithms
-from fedbnr_jax import config as config_lib
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder, as_json, usable
 from launch import common
 from launch import worker as worker_lib
+from launch.grid import Run, expand
 from launch.worker import Job, Worker, WorkerDiedError, WorkerStartError
 
 _WORKERS = flags.DEFINE_string("workers", "auto", "Runs at a time; auto: one a core.")
 _SHARD = flags.DEFINE_string("shard", "1/1", "i/n: every n-th run, from the i-th on.")
 
-_ROOT = pathlib.Path(__file__).parent.parent
 _MAX_DEATHS = 3  # Of workers over one run; then it has failed.
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """One point of the grid."""
+class Results:
+  """One table of all runs, from what is on disk: summaries, and why others failed."""
 
-  base: str  # Config file of the training, with its argument.
-  fields: tuple[tuple[str, Any], ...]  # Overridden config fields.
-  # Client counts under which it stands; a pooled method is trained once for all.
-  counts: tuple[int, ...]
+  def __init__(
+    self,
+    path: pathlib.Path,
+    logs: pathlib.Path,
+    runs: dict[Run, ml_collections.ConfigDict],
+    folders: dict[str, RunFolder],
+  ) -> None:
+    self._path, self._logs, self._runs, self._folders = path, logs, runs, folders
+    self._done: dict[str, dict[str, Any]] = {}  # Summaries do not change.
 
-  @property
-  def name(self) -> str:
-    parts = [self.base.partition(":")[2]]
-    parts += [f"{name.rpartition('.')[2]}={value}" for name, value in self.fields]
-    return "_".join(part for part in parts if part).replace("/", "-").replace(",", "-")
-
-  def command(self, workdir: pathlib.Path) -> list[str]:
-    """What trains this run alone."""
-    overrides = [f"--config.{name}={value}" for name, value in self.fields]
-    return [
-      *(sys.executable, "-m", "launch.train"),
-      *(f"--config={self.base}", f"--workdir={workdir}", *overrides),
-    ]
-
-
-def flatten(
-  grid: ml_collections.ConfigDict, prefix: str = ""
-) -> dict[str, tuple[Any, ...]]:
-  """The grid as dotted field names and the values that each takes."""
-  fields: dict[str, tuple[Any, ...]] = {}
-  for name, values in grid.items():
-    if isinstance(values, ml_collections.ConfigDict):
-      fields |= flatten(values, f"{prefix}{name}.")
+  def note(self, run: Run, failure: str | None) -> None:
+    """Keeps why a run failed, until it is done."""
+    file = self._failure_file(run)
+    if failure is None:
+      file.unlink(missing_ok=True)
     else:
-      fields[prefix + name] = tuple(values)
-  return fields
+      file.write_text(failure)
 
+  def write(self) -> None:
+    """Rewrites the table at one stroke."""
+    rows = [row for run in self._runs for row in self._rows(run)]
+    if rows:
+      part = self._path.with_suffix(".tmp")
+      pd.DataFrame(rows).to_csv(part, index=False)
+      os.replace(part, self._path)
 
-def config_of(base: str, fields: dict[str, Any]) -> ml_collections.ConfigDict:
-  """The config that a training of this point will see."""
-  path, colon, argument = base.partition(":")
-  spec = importlib.util.spec_from_file_location("sweep_base", _ROOT / path)
-  if spec is None or spec.loader is None or not (_ROOT / path).is_file():
-    raise InputError(f"config.base {path!r} does not exist: see the files in configs/.")
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  config = module.get_config(argument) if colon else module.get_config()
-  try:
-    config.lock().update_from_flattened_dict(fields)
-  except (AttributeError, KeyError, TypeError) as error:
-    raise InputError(f"config.grid does not fit {base}: {error}.") from error
-  config_lib.validate(config)
-  return config
-
-
-def expand(config: ml_collections.ConfigDict) -> dict[Run, ml_collections.ConfigDict]:
-  """All points of the grid, in order, each with its whole config."""
-  grid = flatten(config.grid)
-  bases = [f"{config.base}:{argument}" for argument in config.arguments]
-  runs: dict[Run, ml_collections.ConfigDict] = {}
-  for base in bases or [config.base]:
-    for values in itertools.product(*grid.values()):
-      fields = dict(zip(grid, values, strict=True))
-      whole = config_of(base, fields)
-      counts = grid.get("num_clients", (whole.num_clients,))
-      if not algorithms.method(whole.method).pooled:
-        counts = (whole.num_clients,)
-      elif whole.num_clients != counts[0]:
-        continue  # The run at the first count stands for all.
-      runs[Run(base, tuple(fields.items()), counts)] = whole
-  if not runs:
-    raise InputError("the grid is empty: give every field of config.grid a value.")
-  return runs
-
-
-def write_results(
-  path: pathlib.Path,
-  runs: dict[Run, ml_collections.ConfigDict],
-  folders: dict[str, RunFolder],
-  failures: dict[str, str],
-) -> None:
-  """Rewrites the table from the folders of all runs, at one stroke."""
-  rows: list[dict[str, Any]] = []
-  for run, config in runs.items():
+  def _rows(self, run: Run) -> list[dict[str, Any]]:
+    """None for a run that has not ended; several for one of a pooled method."""
+    config = self._runs[run]
     known = {
-      "dataset": config.data.name,
+      "dataset": config.data.name or pathlib.Path(config.data.path).stem,
       "method": config.method,
       "num_clients": config.num_clients,
       "seed": config.seed,
     }
-    summary = folders[run.name].summary()
-    if summary is None and run.name not in failures:
-      continue
+    summary = self._done.get(run.name) or self._folders[run.name].summary()
     state = {"status": "done", "reason": ""}
-    if summary is None:
-      state = {"status": "failed", "reason": failures[run.name]}
+    if summary:
+      self._done[run.name] = summary
+    elif self._failure_file(run).exists():
+      state = {"status": "failed", "reason": self._failure_file(run).read_text()}
+    else:
+      return []
     fields = {f"config.{name}": v for name, v in run.fields if name not in known}
     row = known | (summary or {}) | fields | state
-    if len(run.counts) > 1:
-      rows += [row | {"num_clients": count} for count in run.counts]
-    else:
-      rows.append(row)
-  if rows:
-    part = path.with_suffix(".tmp")
-    pd.DataFrame(rows).to_csv(part, index=False)
-    os.replace(part, path)
+    counts = [{"num_clients": count} for count in run.counts if len(run.counts) > 1]
+    return [row | count for count in counts or [{}]]
+
+  def _failure_file(self, run: Run) -> pathlib.Path:
+    return self._logs / f"{run.name}.failed"
 
 
 def parse_workers(text: str) -> int:
@@ -187,8 +130,8 @@ class Schedule:
       run, worker = self._waiting.popleft(), self._idle.popleft()
       self.running[worker.submit(job_of(run))] = run, worker
 
-  def settle(self, future: "Future[str | None]") -> None:
-    """Takes notice of the end of a run, or of its worker."""
+  def settle(self, future: "Future[str | None]") -> tuple[Run, str | None]:
+    """Takes notice of the end of a run, or of its worker: which, and why it failed."""
     run, worker = self.running.pop(future)
     try:
       failure = future.result()
@@ -197,7 +140,7 @@ class Schedule:
       self._waiting.appendleft(run)
       if not self._idle and not self.running:
         raise InputError(f"no worker can start ({error}).") from error
-      return
+      return run, None
     except WorkerDiedError as error:
       self._num_deaths[run] += 1
       if self._num_deaths[run] < _MAX_DEATHS:
@@ -210,6 +153,7 @@ class Schedule:
     if failure is not None:
       self.failures[run.name] = failure
       tqdm.write(f"{run.name} failed: {failure}")
+    return run, failure
 
 
 class Progress:
@@ -262,7 +206,8 @@ def sweep(
   waiting = [run for run in runs if folders[run.name].summary() is None]
   # Shards may share the folder, and nothing that two of them write.
   suffix = f"-{index}of{count}" if count > 1 else ""
-  logs, results = workdir / "logs", workdir / f"results{suffix}.csv"
+  logs, path = workdir / "logs", workdir / f"results{suffix}.csv"
+  results = Results(path, logs, runs, folders)
   cores = common.available_cores()
   workers = [
     Worker(cores[number % len(cores)], logs / f"worker{suffix}-{number}.log")
@@ -271,30 +216,31 @@ def sweep(
   schedule = Schedule(waiting, workers)
 
   def job(run: Run) -> Job:
-    path = folders[run.name].path
+    folder = folders[run.name].path
     log = logs / f"{run.name}.log"
-    command = shlex.join(run.command(path))
-    return Job(as_json(runs[run]), str(path), str(log), command)
+    command = shlex.join(run.command(folder))
+    return Job(as_json(runs[run]), str(folder), str(log), command)
 
   with usable(workdir):
     for folder in (workdir / "runs", logs):
       folder.mkdir(parents=True, exist_ok=True)
-    write_results(results, runs, folders, schedule.failures)
+    results.write()
   progress = Progress(len(runs), len(runs) - len(waiting))
   try:
     while schedule.num_left:
       schedule.start(job)
       progress.show(schedule)
       for future in wait(schedule.running, progress.pause, FIRST_COMPLETED).done:
-        schedule.settle(future)
+        ended = schedule.settle(future)
         with usable(workdir):
-          write_results(results, runs, folders, schedule.failures)
+          results.note(*ended)
+          results.write()
     progress.show(schedule)
   finally:
     worker_lib.stop(workers)
     progress.close()
   failures = schedule.failures
-  print(f"{len(runs) - len(failures)} of {len(runs)} runs done; see {results}")
+  print(f"{len(runs) - len(failures)} of {len(runs)} runs done; see {path}")
   if failures:
     raise InputError(
       f"{len(failures)} runs failed: {', '.join(failures)}; their logs are in {logs}."

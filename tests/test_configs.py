@@ -11,7 +11,7 @@ from fedbnr_jax import algorithms
 from fedbnr_jax import config as config_lib
 from fedbnr_jax.data import uci as uci_data
 from fedbnr_jax.errors import InputError
-from launch import sweep
+from launch.grid import expand
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 STEMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
@@ -98,7 +98,7 @@ def test_the_paper_table_is_of_all_methods(variant: str):
   assert set(methods) <= set(algorithms.METHODS)
   assert config.grid.seed == tuple(range(10))
   config.grid.seed = (0,)  # The others are of the same settings.
-  runs = sweep.expand(config)
+  runs = expand(config)
   # Five datasets, two client counts; central once for both.
   assert len(runs) == 5 * (2 * len(methods) - 1)
   width = 5000 if variant else 1000
@@ -125,7 +125,7 @@ def flat(config, prefix: str = "") -> list[str]:
 
 @pytest.mark.parametrize("method", grid_search.GRIDS)
 def test_every_search_is_a_grid_of_settings_and_cells(method: str):
-  runs = sweep.expand(grid_search.get_config(method))
+  runs = expand(grid_search.get_config(method))
   num_settings = math.prod(len(v) for v in grid_search.GRIDS[method].values())
   assert len(runs) == num_settings * 2 * len(uci.PAPER)
   assert all(config.seed >= 100 for config in runs.values())
@@ -137,6 +137,6 @@ def test_unknown_search_is_refused():
 
 
 def test_features_are_counted_on_rows_that_no_table_reports():
-  runs = sweep.expand(num_samples.get_config())
+  runs = expand(num_samples.get_config())
   assert len(runs) == 50
   assert all(config.seed >= 100 for config in runs.values())

@@ -12,11 +12,13 @@ import ml_collections
 import pandas as pd
 import pytest
 
+from fedbnr_jax import config as config_lib
 from fedbnr_jax import model
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
 from fedbnr_jax.report import tables
 from launch import common, sweep, worker
+from launch.grid import expand
 from tests.runs import SUMMARY, assert_refused, assert_same_bits, once, timeless
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -94,7 +96,7 @@ def results(workdir: pathlib.Path) -> pd.DataFrame:
 
 def test_grid_is_the_product_of_its_fields():
   config = grid(num_clients=(2, 4), method=("fedbnr", "fedbnr-kd"), seed=(0, 1, 2))
-  runs = sweep.expand(config)
+  runs = expand(config)
   points = [tuple(dict(run.fields).values()) for run in runs]
   assert len(points) == len(set(points)) == 2 * 2 * 3
   assert len({run.name for run in runs}) == 12
@@ -102,7 +104,7 @@ def test_grid_is_the_product_of_its_fields():
 
 def test_pooled_method_runs_once_for_all_client_counts():
   config = grid(num_clients=(2, 4), method=("fedbnr", "central"), seed=(0, 1))
-  runs = [dict(run.fields) for run in sweep.expand(config)]
+  runs = [dict(run.fields) for run in expand(config)]
   pooled = [run for run in runs if run["method"] == "central"]
   assert [run["seed"] for run in pooled] == [0, 1]
   assert {run["num_clients"] for run in pooled} == {2}
@@ -110,7 +112,7 @@ def test_pooled_method_runs_once_for_all_client_counts():
 
 
 def test_nested_fields_become_dotted_overrides(tmp_path):
-  (run,) = sweep.expand(grid(kd__alpha=(0.5,)))
+  (run,) = expand(grid(kd__alpha=(0.5,)))
   assert run.fields == (("kd.alpha", 0.5),)
   command = run.command(tmp_path)
   assert "--config.kd.alpha=0.5" in command
@@ -120,7 +122,7 @@ def test_nested_fields_become_dotted_overrides(tmp_path):
 def test_arguments_make_a_base_each():
   config = grid(seed=(0,))
   config.base, config.arguments = "configs/uci.py", ("sml", "ccpp,paper")
-  runs = sweep.expand(config)
+  runs = expand(config)
   assert [run.base for run in runs] == [
     "configs/uci.py:sml",
     "configs/uci.py:ccpp,paper",
@@ -130,7 +132,30 @@ def test_arguments_make_a_base_each():
 
 def test_empty_grid_is_refused():
   with pytest.raises(InputError, match="grid is empty"):
-    sweep.expand(grid(seed=()))
+    expand(grid(seed=()))
+
+
+@pytest.mark.parametrize(
+  "fields, parts",
+  [
+    ({"num_clint": (2,)}, ["config.grid.num_clint", "did you mean 'num_clients'"]),
+    ({"kd__alhpa": (2.0,)}, ["config.grid.kd.alhpa", "did you mean 'kd.alpha'"]),
+    ({"kd": (2.0,)}, ["config.grid.kd is no field"]),
+    ({"num_rounds": ("many",)}, ["config.grid.num_rounds has 'many'"]),
+    ({"method": "fedbnr"}, ["config.grid.method is 'fedbnr'", "('fedbnr',)"]),
+    ({"seed": 3}, ["config.grid.seed is 3", "(3,)"]),
+    ({"fedloc__rule": ("rbmc",)}, ["config.fedloc.rule", "did you mean 'rbcm'"]),
+  ],
+)
+def test_a_grid_that_does_not_fit_is_one_short_line(fields, parts):
+  assert_refused(lambda: expand(grid(**fields)), *parts)
+
+
+def test_configs_of_a_training_and_of_a_sweep_are_told_apart():
+  assert_refused(lambda: expand(config_lib.base()), "no field 'base'", "launch.train")
+  assert_refused(
+    lambda: config_lib.validate(grid(seed=(0,))), "no field 'method'", "launch.sweep"
+  )
 
 
 def test_unknown_method_is_refused_before_anything_runs(tmp_path, monkeypatch):
@@ -308,7 +333,7 @@ def test_what_a_run_prints_is_in_its_log_and_is_no_answer(mishaps):
 def test_a_run_of_a_sweep_is_that_of_the_program_alone(mishaps, tmp_path):
   workdir, _, _ = mishaps
   swept, alone = folder_of(workdir, 1), tmp_path / "alone"
-  (run,) = sweep.expand(small(num_rounds=(4,), patience=(4,), seed=(1,)))
+  (run,) = expand(small(num_rounds=(4,), patience=(4,), seed=(1,)))
   subprocess.run(run.command(alone), cwd=ROOT, capture_output=True, check=True)
   names = [
     sorted(str(path.relative_to(folder)) for path in folder.glob("*/*"))
@@ -444,6 +469,15 @@ def test_failed_run_is_tried_again(tmp_path, monkeypatch):
   with pytest.raises(InputError, match="seed=1"):
     sweep.sweep(config, tmp_path, 1)
   assert list(results(tmp_path)["status"]) == ["done", "failed"]
+  assert list(results(tmp_path)["reason"])[1] == "error: no luck"
+
+  # A start that is stopped at once does not forget why.
+  with monkeypatch.context() as patch:
+    patch.setattr(sweep.Schedule, "start", lambda *_: pytest.exit("stopped"))
+    with pytest.raises(pytest.exit.Exception):
+      sweep.sweep(config, tmp_path, 1)
+  assert list(results(tmp_path)["reason"])[1] == "error: no luck"
+
   trained = without_training(monkeypatch)
   sweep.sweep(config, tmp_path, 1)
   assert len(trained) == 1
@@ -458,6 +492,15 @@ def test_failed_run_names_its_dataset(tmp_path, monkeypatch):
     sweep.sweep(config, tmp_path, 1)
   failed = results(tmp_path).query("status == 'failed'")
   assert list(failed["dataset"]) == ["sml"]
+
+
+def test_failed_run_of_a_table_has_the_name_of_its_file(tmp_path, monkeypatch):
+  without_training(monkeypatch, fail=("seed",))
+  config = grid(seed=(0,), data__path=("some/where/sites.csv",))
+  config.base = "configs/csv.py"
+  with pytest.raises(InputError, match="1 runs failed"):
+    sweep.sweep(config, tmp_path, 1)
+  assert list(tables.read_results(tmp_path / "results.csv")["dataset"]) == ["sites"]
 
 
 def test_pooled_base_gives_one_row_for_each_point(tmp_path, monkeypatch):
@@ -485,7 +528,7 @@ def test_results_of_another_base_are_not_taken_over(tmp_path, monkeypatch):
 
 def test_shards_share_the_grid_out(tmp_path, monkeypatch):
   config = small(seed=(0, 1, 2, 3, 4))
-  whole = [run.name for run in sweep.expand(config)]
+  whole = [run.name for run in expand(config)]
   trained = []
   for index in (1, 2, 3):
     told = without_training(monkeypatch)
