@@ -86,6 +86,9 @@ def base() -> ml_collections.ConfigDict:
   config.pfedgp.normalise = True  # Latent vectors to norm one, as its authors do.
   config.pfedgp.train_scales = True  # Length-scale, output scale and σ too.
   config.pfedgp.learning_rate = 0.0  # 0: as `learning_rate`.
+  # Of local steps: "evidence" of all rows; or "predictive", its authors' default: the
+  # likelihood of a random half of them, given the other, drawn anew each round.
+  config.pfedgp.objective = "evidence"
 
   config.fedloc = ml_collections.ConfigDict()  # For fedloc and, but for `rule`, -poe.
   config.fedloc.num_inducing = 50  # Of each client.
@@ -123,6 +126,9 @@ def base() -> ml_collections.ConfigDict:
   config.data.target = ""  # Table: column to predict.
   config.data.client = ""  # Table: column that says whose row it is.
   config.data.features = ""  # Table: comma-separated; "" for all other columns.
+  # Whether targets stay as they are, as the paper's of FedLoc seem to have; otherwise,
+  # and where errors are told in standard deviations, they are standardised.
+  config.data.raw_target = False
   config.data.categorical = ""  # Table: comma-separated, even if they look numeric.
 
   # Whether scored error bars are of the target, or, as in the paper's formula of a
@@ -165,6 +171,7 @@ _CHOICES = {
   "exact.optimizer": ("adam", "lbfgs"),
   "evidence.noise": ("varying", "constant"),
   "exact.noise": ("constant", "varying", "held-out"),
+  "pfedgp.objective": ("evidence", "predictive"),
   "fedloc.rule": ("poe", "gpoe", "gpoe-entropy", "bcm", "rbcm"),
 }
 

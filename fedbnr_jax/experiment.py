@@ -102,6 +102,8 @@ def build(
     dataset.targets[split.train],
     dataset.target_name,
   )
+  if config.data.raw_target and not dataset.standardised_error:
+    preprocessor = dataclasses.replace(preprocessor, target_mean=0.0, target_std=1.0)
   inputs = preprocessor.transform(dataset.features)
   targets = preprocessor.standardise(dataset.targets)
   parts, names = _deal(config, dataset, split, inputs, targets)

@@ -180,6 +180,19 @@ def test_errors_are_in_the_targets_unit_unless_the_dataset_says_otherwise():
   assert scaled.error_scale == 1.0
 
 
+def test_raw_targets_are_neither_centred_nor_scaled():
+  fields = {"data__raw_target": True, "dtype": "float64"}
+  raw = experiment_lib.build(tiny(**fields), table())
+  clients = raw.federation.clients
+  mask = np.asarray(clients.mask)
+  train = table().targets[raw.split.train]
+  np.testing.assert_allclose(np.sort(clients.y[mask]), np.sort(train), rtol=1e-14)
+  assert (raw.error_scale, raw.preprocessor.target_mean) == (1.0, 0.0)
+  # Where errors are told in standard deviations there is no other unit.
+  scaled = experiment_lib.build(tiny(**fields), table(standardised_error=True))
+  assert abs(np.mean(scaled.federation.clients.y[mask])) < 1e-12
+
+
 def test_evaluation_targets_are_float64_and_inputs_as_configured():
   made = experiment_lib.build(tiny(dtype="float32"), table())
   assert made.test.x.dtype == np.float32

@@ -24,7 +24,7 @@ def _run(method="fedbnr", seed=0, **changes):
     **{"dataset": "ccpp", "num_clients": 10, "method": method, "seed": seed},
     **{"status": "done", "test_rmse": RMSE, "min_test_rmse": 3.5, "test_ece": 0.125},
     **{"test_mce": 0.2, "test_bri": 0.25, "test_nll": 2.0, "test_crps": 1.5},
-    **{"rounds": 20, "seconds": 7.0},
+    **{"rounds": 20, "seconds": 7.0, "test_ece10": 0.15},
   }
   return row | changes
 
@@ -108,7 +108,12 @@ def test_a_cell_is_as_by_hand():
   ]
   assert _cell(_cells(rows)) == {
     **{"table": "Table 1", "dataset": "ccpp", "num_clients": 10, "method": "fedbnr"},
-    **{"n": 3, "mean": 5.0, "sem": pytest.approx(1 / math.sqrt(3), rel=1e-14)},
+    **{
+      "n": 3,
+      "seeds": "0 1 2",
+      "mean": 5.0,
+      "sem": pytest.approx(1 / math.sqrt(3), rel=1e-14),
+    },
     **{"mark": "", "best": True, "paper": 4.40, "paper_sem": 0.01, "paper_mark": ""},
     **{"difference": pytest.approx(0.6, rel=1e-14)},
   }
@@ -120,6 +125,7 @@ def test_a_cell_is_as_by_hand():
     ("Table 1", 0.5, 4.40),
     ("Table 1, lowest", 0.4, 4.40),
     ("Table 2", 0.1, 0.24),
+    ("Table 2, 10 levels", 0.15, 0.24),
     ("Table A.2", 0.2, 0.39),
     ("Table A.3", 0.3, 0.24),
     ("Table A.4", 0.5, 4.40),
@@ -212,6 +218,27 @@ def test_equal_methods_share_the_best_and_time_has_none():
   assert not cells.best[cells.table == "Seconds"].any()
 
 
+def test_other_seeds_are_other_splits_and_have_no_best():
+  rows = [_run(seed=0), _run("fedavg", seed=1, test_rmse=0.1)]
+  cells = _cells(rows, "Table 1")
+  assert not cells.best.any()
+  cells = _cells([*rows, _run(seed=1)], "Table 1")  # Now one has more.
+  assert list(cells.method[cells.best]) == ["fedbnr"]
+
+
+def test_both_rules_of_fedloc_stand_beside_the_papers_one():
+  cells = _cells([_run("fedloc"), _run("fedloc-poe")], "Table 1")
+  for method in ("fedloc", "fedloc-poe"):
+    assert _cell(cells, method)["paper"] == 20.6
+    assert _cell(cells, method)["difference"] == pytest.approx(RMSE - 20.6)
+
+
+def test_the_legend_says_when_methods_stop():
+  text = paper_formats.markdown(_cells([_run()]))
+  assert "fedbnr-ev, fedbnr-kd-ev after 30" in text
+  assert "the others after 5, as in the paper" in text
+
+
 def test_runs_that_are_not_done_do_not_count():
   rows = [_run(), _run(seed=1, status="failed", test_rmse=99.0)]
   rows.append(_run("fedavg", status="failed"))
@@ -224,7 +251,7 @@ def test_missing_cells_are_there_as_missing():
   cells = _cells([_run()])
   # Eleven methods in the paper's RMSE tables and five in the others, ten columns.
   sizes = cells.groupby("table", sort=False).size().to_dict()
-  assert list(sizes.values()) == [110, 110, 50, 50, 50, 110, 110, 10, 10, 10]
+  assert list(sizes.values()) == [110, 110, 50, 50, 50, 50, 110, 110, 10, 10, 10]
   missing = _cell(cells, "fedprox", dataset="bike", num_clients=100)
   assert (missing["n"], missing["best"], missing["paper"]) == (0, False, 0.42)
   assert math.isnan(missing["mean"])
@@ -240,7 +267,7 @@ def test_scores_that_a_file_lacks_are_missing():
   text = paper_formats.markdown(cells)
   assert _line(text, "fedbnr", "ours", "Table 2")["ccpp, 10"] == "–"
   assert text.count("No runs.") == 2
-  assert paper_formats.latex(cells).count(r"\begin{tabular}") == 9
+  assert paper_formats.latex(cells).count(r"\begin{tabular}") == 10
 
 
 def test_methods_are_in_the_papers_order_and_others_follow():
@@ -325,7 +352,7 @@ def test_markdown_says_nothing_where_the_paper_has_nothing():
 def test_latex_is_whole_and_every_row_has_its_columns():
   text = paper_formats.latex(_cells(_full()))
   for name in ("table", "tabular"):
-    assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 10
+    assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 11
   # Comments aside, every brace and every dollar closes.
   plain = re.sub(r"(?<!\\)%.*", "", text)
   plain = re.sub(r"\\[&%#_${}]", "", plain)
@@ -365,8 +392,9 @@ def test_latex_cell_by_cell():
 def test_csv_has_the_cells_unrounded(tmp_path):
   cells = _cells(_full())
   paper_formats.csv(cells, tmp_path / "tables.csv")
-  read = pd.read_csv(tmp_path / "tables.csv", keep_default_na=False, na_values=[""])
-  text = ["mark", "paper_mark"]
+  options = {"keep_default_na": False, "na_values": [""], "dtype": {"seeds": str}}
+  read = pd.read_csv(tmp_path / "tables.csv", **options)
+  text = ["seeds", "mark", "paper_mark"]
   read[text] = read[text].fillna("")
   pd.testing.assert_frame_equal(read, cells, check_exact=True, check_dtype=False)
 

@@ -15,7 +15,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.optimizers import adam
 
 KEY = jax.random.key(0)
-STEPS, RATE, FLOOR = 3, 0.02, 1e-3
+STEPS, RATE = 3, 0.02
 NETWORK = networks.Extractor(4, 2, 1, jnp.dtype("float64"))
 SETTINGS = {"num_local_steps": STEPS, "num_inducing": 4, "latent_size": 2}
 
@@ -51,20 +51,38 @@ def _embed(theta, x, normalise=True):
   return latent / jnp.sqrt(jnp.sum(latent**2, axis=1, keepdims=True) + 1e-12)
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_a_round_is_local_steps_and_their_mean(normalise):
-  _, start, got, info = _round(normalise=normalise)
+def _half(start, index):
+  """Of a client's rows, without padding: those given in the first round."""
+  mask = _federation().clients.mask[index]
+  key = jax.random.fold_in(jax.random.wrap_key_data(start.omega), 0)
+  return np.asarray(pfedgp.random_half(key, mask))[np.asarray(mask)]
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [{}, {"normalise": False}, {"by_rows": True}, {"predictive": True}],
+  ids=lambda settings: "".join(settings) or "default",
+)
+def test_a_round_is_local_steps_and_their_mean(settings):
+  _, start, got, info = _round(**settings)
   optimizer = optax.adam(RATE)
-  ends = []
+  ends, weights = [], []
   for index in range(3):
     x, y = _rows(index)
+    weights.append(len(y) if settings.get("by_rows") else 1)
+    given = _half(start, index) if settings.get("predictive") else None
 
-    def loss(params, x=x, y=y):
-      latent = _embed(params.network, x, normalise)
-      nll = fitc.negative_log_marginal_likelihood(
-        latent, y, params.inducing, params.scales
-      )
-      return nll / len(y)
+    def loss(params, x=x, y=y, given=given):
+      latent = _embed(params.network, x, settings.get("normalise", True))
+      if given is None:
+        nll = fitc.negative_log_marginal_likelihood(
+          latent, y, params.inducing, params.scales
+        )
+        return nll / len(y)
+      process = fitc.fit(latent[given], y[given], params.inducing, params.scales)
+      mean, variance = fitc.predict(process, latent[~given])
+      std = jnp.sqrt(variance + params.scales.noise_variance)
+      return -jnp.mean(jax.scipy.stats.norm.logpdf(y[~given], mean, std))
 
     gradient = jax.jit(jax.grad(loss))
     params, memory = start.params, optimizer.init(start.params)
@@ -73,12 +91,35 @@ def test_a_round_is_local_steps_and_their_mean(normalise):
         updates, memory = optimizer.update(gradient(params), memory)
       params = optax.apply_updates(params, updates)
     ends.append(params)
-  wanted = jax.tree.map(lambda *leaves: sum(leaves) / 3, *ends)
+  shares = np.array(weights) / sum(weights)
+  wanted = jax.tree.map(
+    lambda *leaves: sum(
+      share * leaf for share, leaf in zip(shares, leaves, strict=True)
+    ),
+    *ends,
+  )
   for a, b in zip(jax.tree.leaves(got.params), jax.tree.leaves(wanted), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
   # P_f + 3 + I · E, both ways.
   size = sum(leaf.size for leaf in jax.tree.leaves(wanted.network)) + 3 + 4 * 2
   assert (int(info.floats_up), int(info.floats_down)) == (size, size)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 7, 8])
+def test_halves_are_halves_of_the_rows_and_new_ones_each_round(num_rows):
+  mask = jnp.arange(12) < num_rows
+  halves = [np.asarray(pfedgp.random_half(jax.random.key(i), mask)) for i in range(5)]
+  assert all(half.sum() == (num_rows + 1) // 2 for half in halves)
+  assert not any(half[num_rows:].any() for half in halves)
+  assert len({half.tobytes() for half in halves}) > (1 if num_rows > 2 else 0)
+  shorter = pfedgp.random_half(jax.random.key(0), mask[:9])
+  np.testing.assert_array_equal(shorter, halves[0][:9])
+
+
+def test_the_noise_rests_on_its_floor():
+  _, _, state, _ = _round(min_noise_std=0.5)
+  assert float(state.params.scales.noise_std) >= 0.5
+  assert float(_round()[2].params.scales.noise_std) < 0.5
 
 
 def test_each_client_predicts_from_its_own_rows():

@@ -6,6 +6,7 @@ import pytest
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.report import tables
 from launch import tables as launch_tables
+from tests.runs import assert_refused
 
 
 def _results(**changes):
@@ -130,3 +131,11 @@ def test_the_command_prints_the_table(tmp_path, capsys):
   assert (
     capsys.readouterr().out.splitlines()[2].startswith("| ccpp | 10 | fedbnr | 1 |")
   )
+
+
+def test_a_file_with_done_runs_but_no_scores_is_refused(tmp_path):
+  path = tmp_path / "results.csv"
+  path.write_text("dataset,num_clients,method,seed,status\na,2,fedbnr,0,done\n")
+  assert_refused(lambda: tables.read_results(path), "lacks column 'test_rmse'")
+  path.write_text("dataset,num_clients,method,seed,status\na,2,fedbnr,0,failed\n")
+  assert len(tables.read_results(path)) == 1

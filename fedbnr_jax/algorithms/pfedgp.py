@@ -1,7 +1,8 @@
 """pFedGP for regression: a deep kernel that is shared, a Gaussian process each.
 
 Clients train network, inducing inputs in its latent space and kernel scales together,
-on the FITC evidence of their own rows, and all of these are averaged. Each client's
+on the FITC evidence of their own rows, or on the likelihood of one half of them given
+the other, and all of these are averaged. Each client's
 Gaussian process is then rebuilt from its own rows.
 """
 
@@ -63,6 +64,7 @@ def pfedgp(
   latent_size: int,
   normalise: bool = True,
   train_scales: bool = True,
+  predictive: bool = False,
   by_rows: bool = False,
   with_noise: bool = True,
   initial_noise_std: float = 0.5,
@@ -82,6 +84,9 @@ def pfedgp(
       does.
     train_scales: Whether length-scale, output scale and σ are trained too; the authors'
       code, for classification, keeps them fixed.
+    predictive: Whether local steps raise the likelihood of a random half of the rows,
+      drawn anew each round, given the other half, as the authors' code does; otherwise
+      the evidence of all rows.
     by_rows: Weight each client by its number of rows; plain mean otherwise.
     with_noise: Whether variances are of y, or of the function alone.
     initial_noise_std: σ at the start, in units of the target's std.
@@ -112,7 +117,9 @@ def pfedgp(
     empty = fitc.fit(nobody, nobody[:, 0], params.inducing, scales, jnp.zeros(1, bool))
     own = Personal(empty, jnp.zeros((), empty.weights.dtype))
     zero = jnp.zeros((), jnp.int32)
-    state = ServerState((), params, (), (), zero, zero)
+    # What halves are drawn with; an array, which checkpoints hold.
+    halves = jax.random.key_data(jax.random.fold_in(key, 1)) if predictive else ()
+    state = ServerState(halves, params, (), (), zero, zero)
     state = state.replace(personal=copies(own, federation.num_clients))
     return placement.replicated(state)
 
@@ -129,9 +136,8 @@ def pfedgp(
     return state.params.scales.noise_std, state.params.scales.output_std
 
   floor = partial(_project, min_noise_std)
-  learning = _learn_kernel(
-    embed, optimizer, num_local_steps, floor, train_scales, by_rows
-  )
+  loss = partial(_loss, embed, train_scales=train_scales, predictive=predictive)
+  learning = _learn_kernel(loss, optimizer, num_local_steps, floor, by_rows)
   return FederatedAlgorithm(
     init=init,
     stages=(Stage((learning, _own_processes(embed))),),
@@ -162,31 +168,73 @@ def _project(min_noise_std: float, params: DeepKernel) -> DeepKernel:
   return params.replace(scales=keep_above(min_noise_std, params.scales))
 
 
-def _learn_kernel(
+def _loss(
   embed: Any,
+  state: ServerState,
+  rows: Clients,
+  params: DeepKernel,
+  *,
+  train_scales: bool,
+  predictive: bool,
+) -> jax.Array:
+  """What a client descends, per row []."""
+  scales = params.scales
+  if not train_scales:
+    scales = jax.lax.stop_gradient(scales)
+  latent = embed(params.network, rows.x)
+  if predictive:
+    key = jax.random.wrap_key_data(state.omega)
+    given = random_half(jax.random.fold_in(key, state.num_rounds), rows.mask)
+    return _half_given_the_other(latent, rows, given, params.inducing, scales)
+  nll = fitc.negative_log_marginal_likelihood(
+    latent, rows.y, params.inducing, scales, rows.mask
+  )
+  return nll / jnp.sum(rows.mask, dtype=nll.dtype)
+
+
+def random_half(key: chex.PRNGKey, mask: jax.Array) -> jax.Array:
+  """Marks [N] a half, or one more, of the rows that `mask` [N] admits."""
+  score = jnp.where(mask, jax.random.uniform(key, mask.shape, jnp.float32), 2.0)
+  rank = jnp.argsort(jnp.argsort(score))  # Padding last.
+  return mask & (2 * rank < jnp.sum(mask))
+
+
+def _half_given_the_other(
+  latent: jax.Array,
+  rows: Clients,
+  given: jax.Array,
+  inducing: jax.Array,
+  scales: fitc.KernelParams,
+) -> jax.Array:
+  """Negative log likelihood [] per row of those that are not given [N]."""
+  process = fitc.fit(latent, rows.y, inducing, scales, given)
+  mean, variance = fitc.predict(process, latent)
+  variance = variance + process.params.noise_variance
+  square = (rows.y.astype(mean.dtype) - mean) ** 2 / variance
+  nll = 0.5 * (jnp.log(2.0 * jnp.pi * variance) + square)
+  asked = rows.mask & ~given
+  total = jnp.sum(jnp.where(asked, nll, jnp.zeros_like(nll)))
+  # A single row has nobody to be asked about.
+  count = jnp.maximum(jnp.sum(asked, dtype=nll.dtype), 1.0)
+  return (total / count).astype(latent.dtype)
+
+
+def _learn_kernel(
+  loss: Any,
   optimizer: optax.GradientTransformation,
   num_local_steps: int,
   floor: Any,
-  train_scales: bool,
   by_rows: bool,
 ) -> Exchange:
-  """Local steps on the FITC evidence, and the mean of what all have come to."""
+  """Local steps, and the mean of what all have come to."""
 
   def client(
     state: ServerState, server: ServerSet | None, rows: Clients
   ) -> tuple[Any, jax.Array]:
     del server
-
-    def loss(params: DeepKernel) -> jax.Array:
-      scales = params.scales
-      if not train_scales:
-        scales = jax.lax.stop_gradient(scales)
-      nll = fitc.negative_log_marginal_likelihood(
-        embed(params.network, rows.x), rows.y, params.inducing, scales, rows.mask
-      )
-      return nll / jnp.sum(rows.mask, dtype=nll.dtype)
-
-    local, losses = descend(loss, optimizer, num_local_steps, state.params, floor)
+    local, losses = descend(
+      partial(loss, state, rows), optimizer, num_local_steps, state.params, floor
+    )
     message = aggregation.weighted(local, rows, by_rows=by_rows)
     return message, fedbnr.unless_finite(local, losses[-1], rows.y.dtype)
 
@@ -235,6 +283,7 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     latent_size=config.latent_size,
     normalise=options.normalise,
     train_scales=options.train_scales,
+    predictive=options.objective == "predictive",
     by_rows=config.mean.by_rows,
     with_noise=config.with_noise,
     initial_noise_std=config.initial_noise_std,

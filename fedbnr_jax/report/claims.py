@@ -44,7 +44,7 @@ def counts(cells: pd.DataFrame) -> pd.DataFrame:
   """How often each claim holds: with the paper's methods, and with ours too.
 
   It holds where a mean is lower, whether by chance or not. Every seed is another split,
-  so only cells count in which all the methods in question have equally many.
+  so only cells count in which all the methods in question have the same ones.
 
   Args:
     cells: As `paper_tables.cells` gives them.
@@ -97,6 +97,7 @@ def _reaches(
 
 
 def _runs(cell: pd.DataFrame, methods: Sequence[str]) -> pd.Series | None:
-  """Means by method; None unless all have runs, and equally many."""
+  """Means by method; None unless all have runs, of the same seeds."""
   runs = cell.reindex(list(methods))
-  return runs["mean"] if runs.n.nunique(dropna=False) == 1 and runs.n.min() else None
+  same = runs.seeds.nunique(dropna=False) == 1
+  return runs["mean"] if same and runs.n.min() else None

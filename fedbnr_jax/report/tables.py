@@ -14,7 +14,10 @@ _KEYS = ["dataset", "num_clients", "method"]
 _SCORES = ["test_rmse", "min_test_rmse", "test_ece", "rounds", "seconds"]
 _VALIDATION = ["val_rmse", "val_ece", "val_nll"]
 # Those that only some files have.
-_FURTHER = [*_VALIDATION, "test_mce", "test_bri", "test_nll", "test_crps"]
+_FURTHER = [
+  *_VALIDATION,
+  *("test_ece10", "test_mce", "test_bri", "test_nll", "test_crps"),
+]
 _PLACES = {
   "seeds": "{:.0f}",
   "test RMSE": "{:.3f}",
@@ -60,6 +63,8 @@ def _read(path: str | os.PathLike[str]) -> pd.DataFrame:
     if name not in results.columns:
       raise InputError(f"{path} is no table of results: it lacks column {name!r}.")
   # A sweep of which nothing is done yet has no scores.
+  if "test_rmse" not in results.columns and (results.status == "done").any():
+    raise InputError(f"{path} is no table of results: it lacks column 'test_rmse'.")
   results = results.reindex(columns=list(dict.fromkeys([*results.columns, *_SCORES])))
   scores = [name for name in _FURTHER if name in results.columns] + _SCORES
   for name in ("num_clients", "seed", *scores):
