@@ -12,8 +12,8 @@ from fedbnr_jax.perceptron import hidden_then_linear
 class Extractor(nn.Module):
   """f: fully connected ReLU layers of one width, then a linear map to the latent space.
 
-  The last layer has no bias: it would only rotate the phases of the random
-  Fourier features, so its gradient is zero and Adam would move it on rounding
+  The last layer has no bias: under random Fourier features it would only rotate
+  their phases, so its gradient would be zero and Adam would move it on rounding
   noise. It is stored as [latent, s], which its gradient likes.
   """
 

@@ -381,6 +381,6 @@ def _check_finite(
   ):
     if not np.isfinite(value):
       raise NonFiniteError(
-        f"round {number}: {name} of the global model is not finite: try "
+        f"round {number}: {name} is not finite: try "
         f"{experiment.algorithm.remedy}. The last good checkpoint is kept."
       )

@@ -36,7 +36,6 @@ from launch import common
 _FEWEST = flags.DEFINE_integer("fewest_samples", 8, "The smallest S.", 2)
 _MOST = flags.DEFINE_integer("most_samples", 8192, "The largest S.", 2)
 _FACTOR = flags.DEFINE_integer("sample_factor", 4, "From one S to the next.", 2)
-_SEEDS = flags.DEFINE_integer("num_seeds", 20, "Draws of inputs and of ω.", 1)
 _INPUTS = flags.DEFINE_integer("num_inputs", 3, "D.", 1)
 _POINTS = flags.DEFINE_integer("num_points", 32, "Inputs; every two are a pair.", 2)
 
@@ -104,7 +103,7 @@ PANELS = {
 def main() -> None:
   counts = sample_counts(_FEWEST.value, _MOST.value, _FACTOR.value)
   folder = pathlib.Path(common.workdir())
-  compare(counts, _SEEDS.value, (_POINTS.value, _INPUTS.value), folder)
+  compare(counts, common.SEEDS.value, (_POINTS.value, _INPUTS.value), folder)
 
 
 def sample_counts(fewest: int, most: int, factor: int) -> list[int]:

@@ -15,6 +15,7 @@ import sys
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SECONDS = 240
 
+_EXPERTS = {"method": "fedloc", "kernel": "deep", "fedloc__num_inducing": 3}
 # Fields of a training, and of the one it must equal: that on one device, at once.
 TRAININGS = {
   "two devices": ({"mesh": 2, "client_batch_size": 1}, {}),
@@ -42,6 +43,14 @@ TRAININGS = {
   "exact gradients on four devices": (
     {"mesh": 4, "client_batch_size": 1, "method": "fedbnr-exact"},
     {"method": "fedbnr-exact"},
+  ),
+  "a model each on four devices": (
+    {"mesh": 4, "client_batch_size": 1, "method": "local+local"},
+    {"method": "local+local"},
+  ),
+  "experts on four devices": (
+    {"mesh": 4, "client_batch_size": 1} | _EXPERTS,
+    _EXPERTS,
   ),
 }
 

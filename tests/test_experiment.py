@@ -3,12 +3,14 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedbnr_jax import algorithms
 from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax.errors import InputError
-from tests.runs import table, tiny
+from tests.runs import assert_refused, table, tiny
 
 
 def initial(experiment: experiment_lib.Experiment):
@@ -234,3 +236,26 @@ def test_patience_is_the_methods_own_unless_given():
     assert experiment_lib.build(tiny(method=method), table()).patience == patience
   given = experiment_lib.build(tiny(method="fedbnr-ev", patience=2), table())
   assert given.patience == 2
+
+
+@pytest.mark.parametrize("method", algorithms.METHODS)
+def test_error_bars_of_every_method_lose_the_noise_on_demand(method: str):
+  """From the prior: the kernel is of random features where the method takes one."""
+  features = algorithms.METHODS[method].random_features
+  fields = {"method": method, "kernel": "gaussian" if features else "deep"}
+  fields |= {"fedloc__num_inducing": 3, "pfedgp__num_inducing": 3, "mesh": 1}
+  built = experiment_lib.build(tiny(**fields))
+  if method in ("fedavg", "fedprox"):
+    assert_refused(
+      lambda: experiment_lib.build(tiny(with_noise=False, **fields)),
+      "config.with_noise",
+    )
+    return
+  without = experiment_lib.build(tiny(with_noise=False, **fields)).algorithm
+  state = jax.jit(built.algorithm.init)(built.key_init, built.federation)
+  mean, variance = jax.jit(built.algorithm.predict)(state, built.test.x)
+  same, latent = jax.jit(without.predict)(state, built.test.x)
+  np.testing.assert_allclose(mean, same, rtol=1e-12)
+  noise_std, _ = built.algorithm.scales(state)
+  assert float(jnp.mean(noise_std)) > 0.1
+  np.testing.assert_allclose(variance - latent, jnp.mean(noise_std) ** 2, rtol=1e-3)

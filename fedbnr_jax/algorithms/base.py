@@ -37,7 +37,9 @@ class RoundInfo(struct.PyTreeNode):
 
   answered: jax.Array  # [K] bool, the clients that trained in this round.
   client_loss: jax.Array  # [K] theirs before the last step, nats per row.
-  train_nll: jax.Array  # [] global negative log evidence per row.
+  # [] negative log evidence per row: of all rows; of methods with a model for each
+  # client, or experts, the mean over clients.
+  train_nll: jax.Array
   floats_up: jax.Array  # [] floats that a client which answers sends in the round.
   floats_down: jax.Array  # [] floats it receives.
 

@@ -214,7 +214,7 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
 
 
 def product_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
-  """Method `fedloc-poe`: fused by a product, which explains the paper's figures."""
+  """Method `fedloc-poe`: fused by a product, probably as in the paper."""
   return _with(config, "poe")
 
 
