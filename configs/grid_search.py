@@ -11,6 +11,7 @@ import ml_collections
 
 from configs import uci
 from fedbnr_jax.config import require_choice
+from launch import grid
 
 _RATES = (1e-3, 3e-3, 1e-2)
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -26,16 +27,5 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 
 def get_config(method: str = "fedprox") -> ml_collections.ConfigDict:
   require_choice("the method after 'configs/grid_search.py:'", method, tuple(GRIDS))
-  config = ml_collections.ConfigDict()
-  config.base = "configs/uci.py"
-  config.arguments = tuple(uci.PAPER)
-  config.grid = ml_collections.ConfigDict()
-  config.grid["method"] = (method,)
-  config.grid["num_clients"] = (10, 100)
-  config.grid["seed"] = (100,)
-  for name, values in GRIDS[method].items():
-    group, _, field = name.rpartition(".")
-    if group and group not in config.grid:
-      config.grid[group] = ml_collections.ConfigDict()
-    (config.grid[group] if group else config.grid)[field] = values
-  return config
+  cells = {"method": (method,), "num_clients": (10, 100), "seed": (100,)}
+  return grid.config("configs/uci.py", uci.PAPER, cells | GRIDS[method])

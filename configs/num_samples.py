@@ -10,16 +10,15 @@ that no table reports; about an hour on two cores.
 import ml_collections
 
 from configs import uci
+from launch import grid
 
 
 def get_config() -> ml_collections.ConfigDict:
-  config = ml_collections.ConfigDict()
-  config.base = "configs/uci.py"
-  config.arguments = tuple(uci.PAPER)
-  config.grid = ml_collections.ConfigDict()
-  config.grid["method"] = ("fedbnr-exact",)
-  config.grid["num_clients"] = (10,)
-  config.grid["exact"] = ml_collections.ConfigDict({"noise": ("varying",)})
-  config.grid["num_samples"] = (25, 50, 100, 200, 400)
-  config.grid["seed"] = (100, 101)
-  return config
+  fields = {
+    "method": ("fedbnr-exact",),
+    "num_clients": (10,),
+    "exact.noise": ("varying",),
+    "num_samples": (25, 50, 100, 200, 400),
+    "seed": (100, 101),
+  }
+  return grid.config("configs/uci.py", uci.PAPER, fields)

@@ -13,22 +13,20 @@ import ml_collections
 
 from configs import uci
 from fedbnr_jax.errors import InputError
+from launch import grid
+
+METHODS = (
+  "central",
+  *("local+local", "local+global", "avg+local", "kd+local"),
+  *("fedavg", "fedprox", "pfedgp", "fedloc", "fedloc-poe"),
+  *("fedbnr", "fedbnr-kd"),
+  *("fedbnr-ev", "fedbnr-kd-ev", "fedbnr-exact"),
+)
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:
   if variant not in ("", "paper"):
     raise InputError("the variant after 'configs/paper_table.py:' is 'paper', or none.")
-  config = ml_collections.ConfigDict()
-  config.base = "configs/uci.py"
-  config.arguments = tuple(f"{name},{variant}".rstrip(",") for name in uci.PAPER)
-  config.grid = ml_collections.ConfigDict()
-  config.grid["num_clients"] = (10, 100)
-  config.grid["method"] = (
-    "central",
-    *("local+local", "local+global", "avg+local", "kd+local"),
-    *("fedavg", "fedprox", "pfedgp", "fedloc", "fedloc-poe"),
-    *("fedbnr", "fedbnr-kd"),
-    *("fedbnr-ev", "fedbnr-kd-ev", "fedbnr-exact"),
-  )
-  config.grid["seed"] = tuple(range(10))
-  return config
+  fields = {"num_clients": (10, 100), "method": METHODS, "seed": range(10)}
+  arguments = [f"{name},{variant}".rstrip(",") for name in uci.PAPER]
+  return grid.config("configs/uci.py", arguments, fields)

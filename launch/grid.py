@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import pathlib
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -16,6 +17,27 @@ from fedbnr_jax.names import suggestion
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _FIELDS = ("base", "arguments", "grid")  # Of a sweep's config.
+
+
+def config(
+  base: str, arguments: Iterable[str], fields: Mapping[str, Sequence[Any]]
+) -> ml_collections.ConfigDict:
+  """A sweep: what a file in configs/ returns.
+
+  Args:
+    base: Config file of the trainings.
+    arguments: What stands behind its colon, each a training of its own; may be none.
+    fields: By dotted name, the values that a field takes.
+  """
+  grid: dict[str, Any] = {}
+  for name, values in fields.items():
+    *groups, last = name.split(".")
+    place = grid
+    for group in groups:
+      place = place.setdefault(group, {})
+    place[last] = tuple(values)
+  parts = {"base": base, "arguments": tuple(arguments), "grid": grid}
+  return ml_collections.ConfigDict(parts)
 
 
 @dataclasses.dataclass(frozen=True)

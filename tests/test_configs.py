@@ -6,16 +6,17 @@ import pathlib
 
 import pytest
 
-from configs import grid_search, num_samples, paper_table, uci
+from configs import grid_search, num_samples, paper_table, readings, uci
 from fedbnr_jax import algorithms
 from fedbnr_jax import config as config_lib
 from fedbnr_jax.data import uci as uci_data
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.records import as_json
 from launch.grid import expand
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 STEMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
-SWEEPS = ["grid_search", "num_samples", "paper_table"]
+SWEEPS = ["grid_search", "num_samples", "paper_table", "readings"]
 TRAINING = [stem for stem in STEMS if stem not in SWEEPS]
 
 
@@ -56,15 +57,33 @@ def test_uci_knows_every_dataset():
   assert set(uci.PAPER) == set(uci.CPU) == set(uci_data.NAMES)
 
 
+@pytest.mark.parametrize(
+  "field, entry",
+  [
+    ("kd.alpha", "alpha"),
+    ("fedprox.mu", "mu"),
+    ("fedloc.rho", "rho"),
+    ("learning_rate", "learning_rate"),
+  ],
+)
+@pytest.mark.parametrize("variant", ["", ",paper"])
 @pytest.mark.parametrize("name", uci_data.NAMES)
-def test_alpha_follows_a_client_count_set_later(name: str):
-  config = uci.get_config(f"{name},paper").lock()
+def test_settings_follow_a_client_count_set_later(name, variant, field, entry):
+  config = uci.get_config(name + variant).lock()
   found = {}
   for count in (10, 99, 100, 5000):
     config.num_clients = count
-    found[count] = config.kd.alpha
-  few, many = uci.PAPER[name].alpha
+    found[count] = config_lib.get(config, field)
+  few, many = getattr((uci.PAPER if variant else uci.CPU)[name], entry)
   assert found == {10: few, 99: few, 100: many, 5000: many}
+
+
+@pytest.mark.parametrize("name", uci_data.NAMES)
+def test_accurate_is_exact_training_with_its_own_features_and_noise(name: str):
+  config = uci.get_config(f"{name},accurate")
+  config_lib.validate(config)
+  assert (config.method, config.exact.noise) == ("fedbnr-exact", "held-out")
+  assert config.num_samples == uci.CPU[name].accurate_samples
 
 
 def test_alpha_can_be_set_itself():
@@ -134,6 +153,21 @@ def test_every_search_is_a_grid_of_settings_and_cells(method: str):
 def test_unknown_search_is_refused():
   with pytest.raises(InputError, match="did you mean 'fedprox'"):
     grid_search.get_config("fedproxy")
+
+
+@pytest.mark.parametrize("name", readings.READINGS)
+def test_every_reading_differs_from_the_table_in_one_field(name: str):
+  reading = readings.READINGS[name]
+  for run, whole in expand(readings.get_config(name)).items():
+    usual = uci.get_config(run.base.partition(":")[2])
+    usual.method, usual.num_clients = whole.method, whole.num_clients
+    changed = config_lib.differences(as_json(usual), as_json(whole))
+    assert list(changed) == [reading.field]
+
+
+def test_unknown_reading_is_refused():
+  with pytest.raises(InputError, match="did you mean 'noise'"):
+    readings.get_config("noises")
 
 
 def test_features_are_counted_on_rows_that_no_table_reports():
