@@ -28,4 +28,4 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 def get_config(method: str = "fedprox") -> ml_collections.ConfigDict:
   require_choice("the method after 'configs/grid_search.py:'", method, tuple(GRIDS))
   cells = {"method": (method,), "num_clients": (10, 100), "seed": (100,)}
-  return grid.config("configs/uci.py", uci.PAPER, cells | GRIDS[method])
+  return grid.config("configs/uci.py", uci.PAPER, {**cells, **GRIDS[method]})

@@ -9,11 +9,12 @@ of three machines, into `results-2of3.csv`; `launch.tables` takes all their file
 """
 
 import collections
+import contextlib
 import os
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -28,6 +29,11 @@ from launch import common
 from launch import worker as worker_lib
 from launch.grid import Run, expand
 from launch.worker import Job, Worker, WorkerDiedError, WorkerStartError
+
+try:
+  import fcntl
+except ImportError:  # Not on Windows.
+  fcntl = None  # type: ignore[assignment]
 
 _WORKERS = flags.DEFINE_string("workers", "auto", "Runs at a time; auto: one a core.")
 _SHARD = flags.DEFINE_string("shard", "1/1", "i/n: every n-th run, from the i-th on.")
@@ -51,18 +57,20 @@ class Results:
   def note(self, run: Run, failure: str | None) -> None:
     """Keeps why a run failed, until it is done."""
     file = self._failure_file(run)
-    if failure is None:
-      file.unlink(missing_ok=True)
-    else:
-      file.write_text(failure)
+    with usable(self._path.parent):
+      if failure is None:
+        file.unlink(missing_ok=True)
+      else:
+        file.write_text(failure)
 
   def write(self) -> None:
     """Rewrites the table at one stroke."""
-    rows = [row for run in self._runs for row in self._rows(run)]
-    if rows:
-      part = self._path.with_suffix(".tmp")
-      pd.DataFrame(rows).to_csv(part, index=False)
-      os.replace(part, self._path)
+    with usable(self._path.parent):
+      rows = [row for run in self._runs for row in self._rows(run)]
+      if rows:
+        part = self._path.with_suffix(".tmp")
+        pd.DataFrame(rows).to_csv(part, index=False)
+        os.replace(part, self._path)
 
   def _rows(self, run: Run) -> list[dict[str, Any]]:
     """None for a run that has not ended; several for one of a pooled method."""
@@ -88,6 +96,23 @@ class Results:
 
   def _failure_file(self, run: Run) -> pathlib.Path:
     return self._logs / f"{run.name}.failed"
+
+
+@contextlib.contextmanager
+def alone_with(path: pathlib.Path) -> Iterator[None]:
+  """Keeps a second sweep from training the same runs at the same time."""
+  with usable(path.parent):
+    file = open(path.with_suffix(".lock"), "w")  # noqa: SIM115  Closed below.
+  with file:
+    if fcntl is not None:
+      try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError as error:
+        raise InputError(
+          f"another sweep is at work in {path.parent}: wait for it, or choose another "
+          "workdir."
+        ) from error
+    yield
 
 
 def parse_workers(text: str) -> int:
@@ -117,12 +142,16 @@ class Schedule:
     self.failures: dict[str, str] = {}  # Of a run's name: why.
     self.running: dict[Future[str | None], tuple[Run, Worker]] = {}
     self._waiting = collections.deque(waiting)
+    self._workers = workers
     self._idle = collections.deque(workers)
     self._num_deaths: collections.Counter[Run] = collections.Counter()
 
   @property
   def num_left(self) -> int:
     return len(self._waiting) + len(self.running)
+
+  def close(self) -> None:
+    worker_lib.stop(self._workers)
 
   def start(self, job_of: Callable[[Run], Job]) -> None:
     """Gives every idle worker a run, as far as there are any."""
@@ -207,13 +236,14 @@ def sweep(
   # Shards may share the folder, and nothing that two of them write.
   suffix = f"-{index}of{count}" if count > 1 else ""
   logs, path = workdir / "logs", workdir / f"results{suffix}.csv"
-  results = Results(path, logs, runs, folders)
+  with usable(workdir):
+    for folder in (workdir / "runs", logs):
+      folder.mkdir(parents=True, exist_ok=True)
   cores = common.available_cores()
   workers = [
     Worker(cores[number % len(cores)], logs / f"worker{suffix}-{number}.log")
     for number in range(min(num_workers, len(waiting)))
   ]
-  schedule = Schedule(waiting, workers)
 
   def job(run: Run) -> Job:
     folder = folders[run.name].path
@@ -221,30 +251,34 @@ def sweep(
     command = shlex.join(run.command(folder))
     return Job(as_json(runs[run]), str(folder), str(log), command)
 
-  with usable(workdir):
-    for folder in (workdir / "runs", logs):
-      folder.mkdir(parents=True, exist_ok=True)
-    results.write()
-  progress = Progress(len(runs), len(runs) - len(waiting))
-  try:
-    while schedule.num_left:
-      schedule.start(job)
-      progress.show(schedule)
-      for future in wait(schedule.running, progress.pause, FIRST_COMPLETED).done:
-        ended = schedule.settle(future)
-        with usable(workdir):
-          results.note(*ended)
-          results.write()
-    progress.show(schedule)
-  finally:
-    worker_lib.stop(workers)
-    progress.close()
+  with alone_with(path):
+    schedule = Schedule(waiting, workers)
+    results = Results(path, logs, runs, folders)
+    work_off(schedule, job, results, Progress(len(runs), len(runs) - len(waiting)))
   failures = schedule.failures
   print(f"{len(runs) - len(failures)} of {len(runs)} runs done; see {path}")
   if failures:
     raise InputError(
       f"{len(failures)} runs failed: {', '.join(failures)}; their logs are in {logs}."
     )
+
+
+def work_off(
+  schedule: Schedule, job: Callable[[Run], Job], results: Results, progress: Progress
+) -> None:
+  """Until every run is done or has failed; the table is true all the time."""
+  try:
+    results.write()
+    while schedule.num_left:
+      schedule.start(job)
+      progress.show(schedule)
+      for future in wait(schedule.running, progress.pause, FIRST_COMPLETED).done:
+        results.note(*schedule.settle(future))
+        results.write()
+    progress.show(schedule)
+  finally:
+    schedule.close()
+    progress.close()
 
 
 if __name__ == "__main__":

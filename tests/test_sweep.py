@@ -433,6 +433,9 @@ def test_a_sweep_stopped_by_the_keyboard_stops_at_once_and_keeps_its_rounds(tmp_
 
 def test_workers_end_when_their_sweep_is_killed(tmp_path):
   program = started(tmp_path, 100_000)
+  # Until then nobody else trains the same runs.
+  config = small(num_rounds=(100_000,), patience=(100_000,))
+  assert_refused(lambda: sweep.sweep(config, tmp_path, 1), "another sweep is at work")
   program.kill()
   program.communicate()
   wait_for_the_group_to_end(program.pid)
