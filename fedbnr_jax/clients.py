@@ -104,6 +104,12 @@ def keep_above(min_noise_std: float, params: Any) -> Any:
   return params.replace(log_noise_std=jnp.maximum(params.log_noise_std, floor))
 
 
+def unless_finite(tree: Any, loss: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """The loss, or NaN where something in the tree is not finite, as a report."""
+  sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((tree, loss))]
+  return jnp.where(jnp.all(jnp.stack(sound)), loss, jnp.nan).astype(dtype)
+
+
 def local_stats(
   feature_map: urk.FeatureMap, params: ModelParams, omega: Any, rows: Clients
 ) -> blr.SufficientStats:

@@ -15,7 +15,7 @@ import optax
 from flax import struct
 
 from fedbnr_jax import blr, urk
-from fedbnr_jax.algorithms import fedbnr, last_layer
+from fedbnr_jax.algorithms import fedbnr, last_layer, settings
 from fedbnr_jax.algorithms.base import (
   Exchange,
   FederatedAlgorithm,
@@ -23,7 +23,12 @@ from fedbnr_jax.algorithms.base import (
   ServerState,
   Stage,
 )
-from fedbnr_jax.algorithms.personal import copies, count_clients, no_floats
+from fedbnr_jax.algorithms.personal import (
+  check_everybody,
+  copies,
+  count_clients,
+  no_floats,
+)
 from fedbnr_jax.clients import (
   ModelParams,
   descend,
@@ -31,6 +36,7 @@ from fedbnr_jax.clients import (
   features_of,
   keep_above,
   local_stats,
+  unless_finite,
 )
 from fedbnr_jax.federation import Clients, Federation, ServerSet
 from fedbnr_jax.mapping import Placement
@@ -108,7 +114,7 @@ def local_kernels(
     participation: Who takes part in a round.
     placement: On which devices, and how many clients at a time.
   """
-  fedbnr.check_positive(num_local_steps=num_local_steps, min_noise_std=min_noise_std)
+  settings.check_positive(num_local_steps=num_local_steps, min_noise_std=min_noise_std)
   loss = evidence_loss(feature_map)
 
   def client(
@@ -122,7 +128,7 @@ def local_kernels(
       rows.memory.params,
       partial(keep_above, min_noise_std),
     )
-    told = fedbnr.unless_finite(params, losses[-1], rows.y.dtype)
+    told = unless_finite(params, losses[-1], rows.y.dtype)
     return jnp.ones((), jnp.int32), (told, rows.memory.replace(params=params))
 
   learning = Exchange(client, count_clients, no_floats, keeps=True)
@@ -216,13 +222,13 @@ def _built(
   own_kernels: bool,
 ) -> FederatedAlgorithm:
   """The parts that all ablations share."""
-  fedbnr.check_positive(
+  settings.check(
+    participation,
+    placement,
     initial_noise_std=initial_noise_std,
     initial_prior_std=initial_prior_std,
-    batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
-  participation.check()
-  fedbnr.check_everybody(participation)
+  check_everybody(participation)
   start = last_layer.initial_state(
     feature_map, initial_noise_std, initial_prior_std, placement
   )
@@ -274,10 +280,10 @@ def distilled_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorit
 def _with_local_layers(
   config: ml_collections.ConfigDict, method: FederatedAlgorithm
 ) -> FederatedAlgorithm:
-  settings = fedbnr.common_settings(config)
-  del settings["min_noise_std"]  # It is in the exchange.
+  shared = fedbnr.common_settings(config)
+  del shared["min_noise_std"]  # It is in the exchange.
   learning = method.stages[0].exchanges[0]
-  return local_layers(urk.from_config(config), learning, **settings)
+  return local_layers(urk.from_config(config), learning, **shared)
 
 
 def local_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:

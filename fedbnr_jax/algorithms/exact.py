@@ -10,7 +10,7 @@ import ml_collections
 import optax
 
 from fedbnr_jax import urk
-from fedbnr_jax.algorithms import fedbnr, last_layer
+from fedbnr_jax.algorithms import fedbnr, last_layer, settings
 from fedbnr_jax.algorithms.base import (
   Exchange,
   FederatedAlgorithm,
@@ -72,15 +72,15 @@ def exact(
     warm_up: Stages of the first rounds instead.
     num_warm_up: How many rounds.
   """
-  fedbnr.check_positive(
+  settings.check(
+    participation,
+    placement,
     num_steps=num_steps,
     initial_noise_std=initial_noise_std,
     initial_prior_std=initial_prior_std,
     min_noise_std=min_noise_std,
-    batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
   require_choice("noise", noise, NOISES)
-  participation.check()
   start = last_layer.initial_state(
     feature_map,
     initial_noise_std,
@@ -158,7 +158,7 @@ def _statistics(
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Method `fedbnr-exact`; what is not as `central` has it stands in config.exact."""
   feature_map, options = urk.from_config(config), config.exact
-  settings = fedbnr.common_settings(config)
+  shared = fedbnr.common_settings(config)
   learning_rate = config.central.learning_rate or config.learning_rate
   floor = config.min_noise_std
   # Steps of anything but the plain method are trials, which may be taken back.
@@ -193,11 +193,11 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     scales=scales,
     safeguard=economical,
     # Gradients of other clients' rows tell nothing of curvature.
-    fresh=options.optimizer == "adam" or not settings["participation"].is_full,
+    fresh=options.optimizer == "adam" or not shared["participation"].is_full,
     noise=options.noise,
     warm_up=fedbnr.from_config(config).stages if num_warm_up else (),
     num_warm_up=num_warm_up,
-    **settings,
+    **shared,
   )
 
 

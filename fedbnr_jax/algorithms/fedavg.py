@@ -11,7 +11,7 @@ import optax
 from flax import linen as nn
 
 from fedbnr_jax import aggregation, blr, networks
-from fedbnr_jax.algorithms import fedbnr
+from fedbnr_jax.algorithms import settings
 from fedbnr_jax.algorithms.base import (
   Exchange,
   FederatedAlgorithm,
@@ -19,7 +19,7 @@ from fedbnr_jax.algorithms.base import (
   ServerState,
   Stage,
 )
-from fedbnr_jax.clients import ModelParams, descend
+from fedbnr_jax.clients import ModelParams, descend, unless_finite
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federation import Clients, Federation, ServerSet
 from fedbnr_jax.mapping import Placement
@@ -51,13 +51,13 @@ def fedprox(
     participation: Who takes part in a round; everyone by default.
     placement: On which devices, and how many clients at a time.
   """
-  fedbnr.check_positive(
+  settings.check(
+    participation,
+    placement,
     num_local_steps=num_local_steps,
-    batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
   if not 0 <= mu < math.inf:
     raise InputError(f"mu must not be negative, got {mu}.")
-  participation.check()
 
   def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
     x = federation.clients.x
@@ -115,7 +115,7 @@ def learn_network(
 
     theta, losses = descend(loss, optimizer, num_local_steps, start)
     message = aggregation.weighted(theta, rows, by_rows=by_rows)
-    return message, fedbnr.unless_finite(theta, losses[-1], rows.y.dtype)
+    return message, unless_finite(theta, losses[-1], rows.y.dtype)
 
   def combine(
     state: ServerState, server: ServerSet | None, total: aggregation.Weighted
@@ -203,5 +203,5 @@ def _with(config: ml_collections.ConfigDict, mu: float) -> FederatedAlgorithm:
     num_local_steps=config.num_local_steps,
     mu=mu,
     by_rows=config.mean.by_rows,
-    **fedbnr.participation_settings(config),
+    **settings.from_config(config),
   )

@@ -4,13 +4,12 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import optax
 
 from fedbnr_jax import aggregation, urk
 from fedbnr_jax.aggregation import Aggregator
-from fedbnr_jax.algorithms import last_layer
+from fedbnr_jax.algorithms import last_layer, settings
 from fedbnr_jax.algorithms.base import (
   Exchange,
   FederatedAlgorithm,
@@ -18,10 +17,9 @@ from fedbnr_jax.algorithms.base import (
   ServerState,
   Stage,
 )
-from fedbnr_jax.clients import descend, evidence_loss, keep_above
-from fedbnr_jax.errors import InputError
+from fedbnr_jax.clients import descend, evidence_loss, keep_above, unless_finite
 from fedbnr_jax.federation import Clients, ServerSet
-from fedbnr_jax.mapping import Placement, client_mesh
+from fedbnr_jax.mapping import Placement
 from fedbnr_jax.optimizers import adam
 from fedbnr_jax.participation import Participation
 
@@ -60,14 +58,14 @@ def fedbnr(
     participation: Who takes part in a round; everyone by default.
     placement: On which devices, and how many clients at a time.
   """
-  check_positive(
+  settings.check(
+    participation,
+    placement,
     num_local_steps=num_local_steps,
     initial_noise_std=initial_noise_std,
     initial_prior_std=initial_prior_std,
     min_noise_std=min_noise_std,
-    batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
-  participation.check()
   learning = learn_kernel(
     feature_map, optimizer, aggregator, num_local_steps, min_noise_std
   )
@@ -125,28 +123,6 @@ def learn_kernel(
     return Floats(aggregator.floats(state.params, server), 0)
 
   return Exchange(client, combine, floats)
-
-
-def unless_finite(tree: Any, loss: jax.Array, dtype: jnp.dtype) -> jax.Array:
-  """The loss, or NaN where something in the tree is not finite, as a report."""
-  sound = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((tree, loss))]
-  return jnp.where(jnp.all(jnp.stack(sound)), loss, jnp.nan).astype(dtype)
-
-
-def check_positive(**settings: float) -> None:
-  """Raises InputError for the first that is not."""
-  for name, value in settings.items():
-    if not value > 0:
-      raise InputError(f"{name} must be positive, got {value}.")
-
-
-def check_everybody(participation: Participation) -> None:
-  """Raises InputError for methods in which every client has a model of its own."""
-  if participation.statistics_too:
-    raise InputError(
-      "config.statistics is 'answering', but every client has a model of its own in "
-      "this method: use 'all'."
-    )
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
@@ -214,15 +190,5 @@ def common_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
     "initial_prior_std": config.initial_prior_std,
     "min_noise_std": config.min_noise_std,
     "with_noise": config.with_noise,
-    **participation_settings(config),
-  }
-
-
-def participation_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """What every method takes from the config."""
-  return {
-    "participation": Participation(
-      config.participation, config.dropout, config.statistics == "answering"
-    ),
-    "placement": Placement(config.client_batch_size or None, client_mesh(config.mesh)),
+    **settings.from_config(config),
   }

@@ -17,7 +17,7 @@ import ml_collections
 from flax import struct
 
 from fedbnr_jax import aggregation, experts, fitc
-from fedbnr_jax.algorithms import fedbnr
+from fedbnr_jax.algorithms import settings
 from fedbnr_jax.algorithms.base import (
   Exchange,
   FederatedAlgorithm,
@@ -26,12 +26,13 @@ from fedbnr_jax.algorithms.base import (
   Stage,
 )
 from fedbnr_jax.algorithms.personal import (
+  check_everybody,
   check_inducing,
   count_clients,
   no_floats,
   own_process,
 )
-from fedbnr_jax.clients import keep_above, num_floats
+from fedbnr_jax.clients import keep_above, num_floats, unless_finite
 from fedbnr_jax.federation import Clients, Federation, ServerSet
 from fedbnr_jax.mapping import Placement
 from fedbnr_jax.participation import Participation
@@ -78,7 +79,9 @@ def fedloc(
     participation: Who takes part in a round; everybody is an expert.
     placement: On which devices, and how many clients at a time.
   """
-  fedbnr.check_positive(
+  settings.check(
+    participation,
+    placement,
     rho=rho,
     proximity=proximity,
     num_iterations=num_iterations,
@@ -86,10 +89,8 @@ def fedloc(
     initial_length_scale=initial_length_scale,
     initial_noise_std=initial_noise_std,
     min_noise_std=min_noise_std,
-    batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
-  participation.check()
-  fedbnr.check_everybody(participation)
+  check_everybody(participation)
   fuse = experts.fusion(rule)
 
   def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
@@ -159,7 +160,7 @@ def _iterate(rho: float, proximity: float, min_noise_std: float) -> Exchange:
     )
     message = jax.tree.map(lambda a, b: a + b / rho, local, multipliers)
     loss = value / jnp.sum(rows.mask, dtype=value.dtype)
-    told = fedbnr.unless_finite(message, loss, rows.y.dtype)
+    told = unless_finite(message, loss, rows.y.dtype)
     return aggregation.weighted(message, rows, by_rows=False), (
       told,
       own.replace(multipliers=multipliers),
@@ -231,5 +232,5 @@ def _with(config: ml_collections.ConfigDict, rule: str) -> FederatedAlgorithm:
     initial_length_scale=options.length_scale,
     initial_noise_std=config.initial_noise_std,
     min_noise_std=config.min_noise_std,
-    **fedbnr.participation_settings(config),
+    **settings.from_config(config),
   )

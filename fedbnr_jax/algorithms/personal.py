@@ -10,6 +10,7 @@ from fedbnr_jax import fitc
 from fedbnr_jax.algorithms.base import Floats, ServerState
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federation import Clients, Federation, ServerSet
+from fedbnr_jax.participation import Participation
 
 
 def copies(own: Any, num_clients: int) -> Any:
@@ -31,6 +32,15 @@ def no_floats(state: ServerState, server: ServerSet | None) -> Floats:
   """Of an exchange in which nothing goes over the wire that has not gone already."""
   del state, server
   return Floats(0, 0)
+
+
+def check_everybody(participation: Participation) -> None:
+  """Raises InputError for methods in which every client has a model of its own."""
+  if participation.statistics_too:
+    raise InputError(
+      "config.statistics is 'answering', but every client has a model of its own in "
+      "this method: use 'all'."
+    )
 
 
 def check_inducing(field: str, num_inducing: int, federation: Federation) -> None:

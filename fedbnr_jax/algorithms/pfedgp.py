@@ -18,7 +18,7 @@ from flax import linen as nn
 from flax import struct
 
 from fedbnr_jax import aggregation, fitc, networks
-from fedbnr_jax.algorithms import fedbnr
+from fedbnr_jax.algorithms import settings
 from fedbnr_jax.algorithms.base import (
   Exchange,
   FederatedAlgorithm,
@@ -27,13 +27,14 @@ from fedbnr_jax.algorithms.base import (
   Stage,
 )
 from fedbnr_jax.algorithms.personal import (
+  check_everybody,
   check_inducing,
   copies,
   count_clients,
   no_floats,
   own_process,
 )
-from fedbnr_jax.clients import descend, keep_above, num_floats
+from fedbnr_jax.clients import descend, keep_above, num_floats, unless_finite
 from fedbnr_jax.federation import Clients, Federation, ServerSet
 from fedbnr_jax.mapping import Placement
 from fedbnr_jax.optimizers import adam
@@ -94,15 +95,15 @@ def pfedgp(
     participation: Who takes part in a round; everybody has a Gaussian process.
     placement: On which devices, and how many clients at a time.
   """
-  fedbnr.check_positive(
+  settings.check(
+    participation,
+    placement,
     num_local_steps=num_local_steps,
     num_inducing=num_inducing,
     initial_noise_std=initial_noise_std,
     min_noise_std=min_noise_std,
-    batch_size=1 if placement.batch_size is None else placement.batch_size,
   )
-  participation.check()
-  fedbnr.check_everybody(participation)
+  check_everybody(participation)
   embed = partial(embedding, network, normalise=normalise)
 
   def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
@@ -236,7 +237,7 @@ def _learn_kernel(
       partial(loss, state, rows), optimizer, num_local_steps, state.params, floor
     )
     message = aggregation.weighted(local, rows, by_rows=by_rows)
-    return message, fedbnr.unless_finite(local, losses[-1], rows.y.dtype)
+    return message, unless_finite(local, losses[-1], rows.y.dtype)
 
   def combine(
     state: ServerState, server: ServerSet | None, total: aggregation.Weighted
@@ -288,5 +289,5 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     with_noise=config.with_noise,
     initial_noise_std=config.initial_noise_std,
     min_noise_std=config.min_noise_std,
-    **fedbnr.participation_settings(config),
+    **settings.from_config(config),
   )

@@ -12,10 +12,16 @@ import jax.numpy as jnp
 import optax
 
 from fedbnr_jax import aggregation, blr, urk
-from fedbnr_jax.algorithms import fedbnr, last_layer
+from fedbnr_jax.algorithms import last_layer
 from fedbnr_jax.algorithms.base import Exchange, Floats, ServerState
 from fedbnr_jax.algorithms.safeguard import Memory
-from fedbnr_jax.clients import ModelParams, descend, features_of, keep_above
+from fedbnr_jax.clients import (
+  ModelParams,
+  descend,
+  features_of,
+  keep_above,
+  unless_finite,
+)
 from fedbnr_jax.federation import Clients, ServerSet
 from fedbnr_jax.optimizers import adam
 
@@ -42,7 +48,7 @@ def follow_gradient(
       state.params.theta
     )
     loss = value / jnp.sum(rows.mask, dtype=value.dtype)
-    return (gradient, squares), fedbnr.unless_finite(gradient, loss, rows.y.dtype)
+    return (gradient, squares), unless_finite(gradient, loss, rows.y.dtype)
 
   def server(
     state: ServerState, server_set: ServerSet | None, total: Any
@@ -123,7 +129,7 @@ def follow_majoriser(
       partial(keep_above, min_noise_std),
     )
     message = aggregator.message(local, state.omega, rows, server)
-    return message, fedbnr.unless_finite(local, losses[-1], rows.y.dtype)
+    return message, unless_finite(local, losses[-1], rows.y.dtype)
 
   def server(
     state: ServerState, server_set: ServerSet | None, total: Any
