@@ -30,7 +30,7 @@ class Preset(NamedTuple):
   pooled_steps: int = 50  # In a round of `central` and `fedbnr-exact`.
   accurate_samples: int = 50  # S of the variant `accurate`.
   network_rate: float = 0.0  # Of FedAvg and FedProx; 0: as `learning_rate`.
-  pfedgp_rate: float = 0.0  # 0: as `learning_rate`.
+  pfedgp_rate: tuple[float, float] = (0.0, 0.0)  # 0: as `learning_rate`.
 
 
 PAPER = {
@@ -55,13 +55,13 @@ CPU = {
     rho=_RHO,
     pooled_steps=10,
     network_rate=3e-3,
-    pfedgp_rate=1e-2,
+    pfedgp_rate=(1e-2, 1e-2),
   ),
   "sml": PAPER["sml"]._replace(
     learning_rate=(3e-3, 1e-2),
     accurate_samples=200,
     network_rate=1e-2,
-    pfedgp_rate=1e-3,
+    pfedgp_rate=(1e-3, 1e-3),
     mu=_MU,
     rho=_RHO,
   ),
@@ -69,7 +69,7 @@ CPU = {
     alpha=(5.0, 0.5),
     accurate_samples=200,
     network_rate=3e-3,
-    pfedgp_rate=3e-3,
+    pfedgp_rate=(3e-3, 1e-3),
     mu=_MU,
     rho=_RHO,
   ),
@@ -78,7 +78,7 @@ CPU = {
     learning_rate=(1e-2, 3e-3),
     pooled_steps=10,
     network_rate=1e-3,
-    pfedgp_rate=1e-2,
+    pfedgp_rate=(1e-2, 1e-3),
     mu=_MU,
     rho=_RHO,
   ),
@@ -86,7 +86,7 @@ CPU = {
     hidden_size=1000,
     pooled_steps=10,
     network_rate=3e-4,
-    pfedgp_rate=3e-3,
+    pfedgp_rate=(3e-3, 3e-3),
     mu=(0.1, 0.1),
     rho=(3e3, 3e3),
   ),
@@ -112,7 +112,7 @@ def get_config(argument: str = "skillcraft") -> ml_collections.ConfigDict:
   config.kd.alpha = _either(preset.alpha, many)
   config.fedprox.mu = _either(preset.mu, many)
   config.fedprox.learning_rate = preset.network_rate
-  config.pfedgp.learning_rate = preset.pfedgp_rate
+  config.pfedgp.learning_rate = _either(preset.pfedgp_rate, many)
   config.fedloc.rho = _either(preset.rho, many)
   if variant == "paper":
     config.kd.warm_start = False  # As printed.

@@ -64,6 +64,7 @@ def test_uci_knows_every_dataset():
     ("fedprox.mu", "mu"),
     ("fedloc.rho", "rho"),
     ("learning_rate", "learning_rate"),
+    ("pfedgp.learning_rate", "pfedgp_rate"),
   ],
 )
 @pytest.mark.parametrize("variant", ["", ",paper"])
