@@ -143,7 +143,7 @@ def test_only_constant_features(train):
     ),
     (
       {"method": "fedloc", "fedloc__rule": "gpeo"},
-      ["fusion rule", "did you mean 'gpoe'"],
+      ["config.fedloc.rule", "did you mean 'gpoe'"],
     ),
     ({"num_clients": 0}, ["config.num_clients", "0"]),
     ({"num_clients": -2}, ["config.num_clients", "-2"]),

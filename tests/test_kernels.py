@@ -155,7 +155,7 @@ def test_bad_values_are_refused(tmp_path, changes, part):
 
 
 @pytest.mark.parametrize(
-  "flag", ["fewest_samples=1", "sample_factor=1", "num_seeds=0", "num_points=1"]
+  "flag", ["fewest_samples=1", "sample_factor=1", "seeds=1", "num_points=1"]
 )
 def test_values_out_of_range_are_no_flags(flag, capsys):
   with pytest.raises(SystemExit) as caught, flagsaver.flagsaver():
