@@ -6,6 +6,7 @@ the other, and all of these are averaged. Each client's
 Gaussian process is then rebuilt from its own rows.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -173,24 +174,29 @@ def _loss(
   embed: Any,
   state: ServerState,
   rows: Clients,
-  params: DeepKernel,
   *,
   train_scales: bool,
   predictive: bool,
-) -> jax.Array:
-  """What a client descends, per row []."""
-  scales = params.scales
-  if not train_scales:
-    scales = jax.lax.stop_gradient(scales)
-  latent = embed(params.network, rows.x)
-  if predictive:
-    key = jax.random.wrap_key_data(state.omega)
-    given = random_half(jax.random.fold_in(key, state.num_rounds), rows.mask)
-    return _half_given_the_other(latent, rows, given, params.inducing, scales)
-  nll = fitc.negative_log_marginal_likelihood(
-    latent, rows.y, params.inducing, scales, rows.mask
-  )
-  return nll / jnp.sum(rows.mask, dtype=nll.dtype)
+) -> Callable[[DeepKernel], jax.Array]:
+  """What a client descends in this round, per row []."""
+  given = rows.mask
+  if predictive:  # Drawn here, once, and not in every step.
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.omega), state.num_rounds)
+    given = random_half(key, rows.mask)
+
+  def loss(params: DeepKernel) -> jax.Array:
+    scales = params.scales
+    if not train_scales:
+      scales = jax.lax.stop_gradient(scales)
+    latent = embed(params.network, rows.x)
+    if predictive:
+      return _half_given_the_other(latent, rows, given, params.inducing, scales)
+    nll = fitc.negative_log_marginal_likelihood(
+      latent, rows.y, params.inducing, scales, rows.mask
+    )
+    return nll / jnp.sum(rows.mask, dtype=nll.dtype)
+
+  return loss
 
 
 def random_half(key: chex.PRNGKey, mask: jax.Array) -> jax.Array:
@@ -234,7 +240,7 @@ def _learn_kernel(
   ) -> tuple[Any, jax.Array]:
     del server
     local, losses = descend(
-      partial(loss, state, rows), optimizer, num_local_steps, state.params, floor
+      loss(state, rows), optimizer, num_local_steps, state.params, floor
     )
     message = aggregation.weighted(local, rows, by_rows=by_rows)
     return message, unless_finite(local, losses[-1], rows.y.dtype)
