@@ -43,7 +43,10 @@ def set_up_jax() -> None:
   if "JAX_ENABLE_X64" not in os.environ:  # Which says otherwise where there is none.
     jax.config.update("jax_enable_x64", True)
   jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+  # Also the small ones: a start has a hundred of them, a quarter of its time.
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  # jax writes in place: an entry that another process is writing is a miss.
+  warnings.filterwarnings("ignore", "Error .* persistent compilation cache entry")
   logging.set_verbosity(logging.ERROR)  # Orbax tells of every file it writes.
   warnings.showwarning = _one_line_warning
 

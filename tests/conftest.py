@@ -32,7 +32,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update(
   "jax_compilation_cache_dir", str(pathlib.Path(_CACHE).expanduser() / "xla")
 )
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # Fixed examples: a failure seen once is seen by everyone, every time.
 hypothesis.settings.register_profile(
