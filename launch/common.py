@@ -4,6 +4,7 @@ import itertools
 import os
 import pathlib
 import re
+import select
 import signal
 import sys
 import traceback
@@ -28,6 +29,7 @@ SEEDS = flags.DEFINE_integer("seeds", 10, "Repetitions: seeds 0, 1, ...", 2)
 
 _WRONG_INPUT = 2
 _NOT_FINITE = 3
+_NOBODY_READS = 141  # What a shell says of a program that SIGPIPE has ended.
 # What JAX says when a process that it sums with has gone.
 _COLLECTIVE = re.compile("(?i)gloo|collective|coordination|connection (closed|reset)")
 
@@ -92,12 +94,17 @@ def run(main: Callable[[], None]) -> NoReturn:
       fail(f"unexpected argument {argv[1]!r}: options start with '--'.")
     try:
       main()
+      sys.stdout.flush()
     except InputError as error:
       fail(str(error))
     except NonFiniteError as error:
       fail(str(error), _NOT_FINITE)
     except KeyboardInterrupt:
       fail("stopped. The same command takes the run up again.", 130)
+    except BrokenPipeError:
+      if not _nobody_reads():
+        raise
+      sys.exit(_NOBODY_READS)
     except Exception as error:
       if not jax.distributed.is_initialized():
         raise
@@ -108,6 +115,17 @@ def run(main: Callable[[], None]) -> NoReturn:
       fail(f"{type(error).__name__}: {str(error)[:200]}", 1)
 
   app.run(guarded, flags_parser=_parse)
+
+
+def _nobody_reads() -> bool:
+  """Whether the output goes to a pipe that was closed, as by `| head`."""
+  waiting = select.poll()
+  waiting.register(sys.stdout, 0)  # Of which an error is told unasked.
+  if not waiting.poll(0):
+    return False
+  # Or the last flush, when Python ends, would tell of it.
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  return True
 
 
 def fail(message: str, status: int = _WRONG_INPUT) -> NoReturn:

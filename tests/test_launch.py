@@ -306,3 +306,24 @@ def test_ten_lines_of_python(tmp_path):
   predicted = model.from_result(experiment, result).predict(table.head())
   assert list(predicted.columns) == ["mean", "std", "lower95", "upper95"]
   assert len(predicted) == 5
+
+
+# ------------------------------------------------------------------------- shell
+
+
+@pytest.mark.parametrize("size", [["--brief"], []], ids=["in the buffer", "large"])
+def test_a_reader_that_has_seen_enough_is_no_error(size):
+  reader, writer = os.pipe()
+  os.close(reader)  # As `| head` does sooner or later.
+  command = ["-m", "launch.tables", "--results=results/paper_table.csv", *size]
+  with open(writer, "wb") as output:
+    done = subprocess.run(
+      [sys.executable, *command],
+      cwd=ROOT,
+      stdout=output,
+      stderr=subprocess.PIPE,
+      text=True,
+      check=False,
+    )
+  assert done.stderr == ""
+  assert done.returncode == 141
