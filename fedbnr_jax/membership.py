@@ -4,12 +4,17 @@ The posterior is a function of summed statistics, so rows join by adding theirs 
 leave by subtracting them. The kernel stays as it was learnt. For that the kernel is
 evaluated in float64: a float32 feature may differ in its last digit between two
 programs, and then what is subtracted is not quite what was added.
+
+Sums do not tell which rows are in them, so the ledger keeps a tag of every row, and
+rows that are not in are refused. A part of a training's table is held out and never
+in: asked to leave with the others, it is left out.
 """
 
 import json
 import math
 import os
 import pathlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -39,7 +44,26 @@ class Ledger(NamedTuple):
   kernel: str  # Digest of the kernel under which they were taken.
   # Where the noise varies, the c of its variance σ² exp(φᵀu + c), for a σ by evidence.
   noise_offset: float | None
+  tags: np.ndarray  # [n] of the rows that are in, by `row_tags`; equal ones repeat.
+  held_out: np.ndarray  # Of the rows that training kept for validation and test.
   changes: tuple[dict[str, Any], ...] = ()
+
+
+def row_tags(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+  """A number [n], uint64, for each standardised row; equal ones for equal rows only."""
+  rows = np.concatenate([x, y[:, None]], axis=1).astype(np.float32) + np.float32(0)
+  tags = np.zeros(len(rows), np.uint64)
+  for column in rows.view(np.uint32).T:  # −0 is 0 by now.
+    tags = _mixed(tags ^ column.astype(np.uint64))
+  return tags
+
+
+def _mixed(tags: np.ndarray) -> np.ndarray:
+  """The finaliser of SplitMix64, whose bits depend on all bits of its argument."""
+  tags = tags + np.uint64(0x9E3779B97F4A7C15)
+  for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    tags = (tags ^ (tags >> np.uint64(shift))) * np.uint64(factor)
+  return tags ^ (tags >> np.uint64(31))
 
 
 def kernel_digest(state: ServerState) -> str:
@@ -115,27 +139,60 @@ def client_batches(
     )
 
 
-def opened(stats: SufficientStats, state: ServerState) -> Ledger:
-  """The ledger of a model that was trained on rows with these statistics."""
+def opened(
+  stats: SufficientStats, state: ServerState, tags: np.ndarray, held_out: np.ndarray
+) -> Ledger:
+  """The ledger of a model that was trained on rows with these statistics and tags."""
   trained, offset = state.posterior, None
   if trained.noise_offset is not None:
     # The trained σ need not be the evidence's.
     noise_std, _ = blr.fit_evidence(jax.tree.map(jnp.asarray, stats))
     ratio = float(trained.noise_std) / float(noise_std)
     offset = float(trained.noise_offset) + 2.0 * math.log(ratio)
-  return Ledger(stats, kernel_digest(state), offset)
+  return Ledger(stats, kernel_digest(state), offset, tags, held_out)
 
 
-def joined(ledger: Ledger, stats: SufficientStats, source: str) -> Ledger:
+def joined(
+  ledger: Ledger, stats: SufficientStats, tags: np.ndarray, source: str
+) -> Ledger:
   """The ledger with more rows in it."""
-  return _changed(ledger, jax.tree.map(np.add, ledger.stats, stats), "add", source)
+  total = jax.tree.map(np.add, ledger.stats, stats)
+  ledger = ledger._replace(tags=np.concatenate([ledger.tags, tags]))
+  return _changed(ledger, total, "add", source)
 
 
-def left(ledger: Ledger, stats: SufficientStats, source: str) -> Ledger:
-  """The ledger without these rows.
+def leaving(ledger: Ledger, tags: np.ndarray, source: str) -> np.ndarray:
+  """Which rows [n] of a table are in and can leave: all but those held out.
 
   Raises:
-    InputError: If they cannot all have been in.
+    InputError: If one is neither in nor was held out, or none is in.
+  """
+  there = Counter(ledger.tags.tolist())
+  held_out = set(ledger.held_out.tolist())
+  leave = np.zeros(len(tags), bool)
+  for row, tag in enumerate(tags.tolist()):
+    leave[row] = there[tag] > 0
+    there[tag] -= 1
+    if not leave[row] and tag not in held_out:
+      raise InputError(
+        f"row {row + 1} of {source} is not in the posterior: remove tables as they "
+        "came in. Nothing is changed."
+      )
+  if not leave.any():
+    raise InputError(
+      f"no row of {source} is in the posterior: all were held out for validation or "
+      "test. Nothing is changed."
+    )
+  return leave
+
+
+def left(
+  ledger: Ledger, stats: SufficientStats, tags: np.ndarray, source: str
+) -> Ledger:
+  """The ledger without these rows, all of which are `leaving`.
+
+  Raises:
+    InputError: If nothing would be left, or they cannot have been in after all.
   """
   rest = jax.tree.map(np.subtract, ledger.stats, stats)
   if rest.count < 1:
@@ -151,6 +208,11 @@ def left(ledger: Ledger, stats: SufficientStats, source: str) -> Ledger:
       f"matrix would be indefinite (smallest eigenvalue {smallest:.3g}). Nothing is "
       "changed."
     )
+  gone, kept = Counter(tags.tolist()), np.ones(len(ledger.tags), bool)
+  for index, tag in enumerate(ledger.tags.tolist()):
+    kept[index] = gone[tag] <= 0
+    gone[tag] -= 1
+  ledger = ledger._replace(tags=ledger.tags[kept])
   return _changed(ledger, rest, "remove", source)
 
 
@@ -202,6 +264,8 @@ def write(path: pathlib.Path, ledger: Ledger) -> None:
       moment=ledger.stats.moment,
       energy=ledger.stats.energy,
       count=ledger.stats.count,
+      tags=ledger.tags,
+      held_out=ledger.held_out,
       note=np.frombuffer(note.encode(), np.uint8),
     )
     file.flush()
@@ -224,10 +288,13 @@ def read(path: pathlib.Path) -> Ledger:
     with open(path, "rb") as file, np.load(file) as content:
       arrays = {name: content[name] for name in content.files}
     note = json.loads(arrays.pop("note").tobytes().decode())
+    tags, held_out = arrays.pop("tags"), arrays.pop("held_out")
     return Ledger(
       SufficientStats(**arrays),
       note["kernel"],
       note["noise_offset"],
+      tags,
+      held_out,
       tuple(note["changes"]),
     )
   except Exception as error:  # Whatever a damaged file makes NumPy raise.

@@ -89,7 +89,7 @@ class Model:
       return predict
     if client is None:
       raise InputError(
-        f"method {method!r} has a model for each client: say whose, one of "
+        f"method {method!r} has a model for each client: say whose (--client), one of "
         f"{listing(self.client_names)}."
       )
     require_choice("the client", client, self.client_names)
@@ -102,21 +102,33 @@ class Model:
 
     return predict_one
 
-  def statistics(
-    self, table: pd.DataFrame, transform: Callable[[Any], Any] | None = None
-  ) -> blr.SufficientStats:
-    """What the rows of a table say about the last layer, for `membership`.
+  def rows(self, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Standardised inputs [N, D] and targets [N] of a table.
 
     Args:
       table: Raw columns, named as in training, the target among them.
+    """
+    y = tables.parse_target(table, self.preprocessor.target_name)
+    y = self.preprocessor.standardise(y).astype(self.config.dtype)
+    return self._inputs(table), y
+
+  def statistics(
+    self,
+    x: np.ndarray,
+    y: np.ndarray,
+    transform: Callable[[Any], Any] | None = None,
+  ) -> blr.SufficientStats:
+    """What `rows` say about the last layer, for `membership`.
+
+    Args:
+      x: Standardised inputs [N, D].
+      y: Standardised targets [N].
       transform: Applied to the function of a batch of rows, as `jax.jit`.
     """
     self.require_global_layer()
-    x = self._inputs(table)
-    y = tables.parse_target(table, self.preprocessor.target_name)
-    y = self.preprocessor.standardise(y).astype(self.config.dtype)
+    batches = membership.row_batches(x, y)
     return membership.statistics(
-      urk.from_config(self.config), self.state, membership.row_batches(x, y), transform
+      urk.from_config(self.config), self.state, batches, transform
     )
 
   def require_global_layer(self) -> None:

@@ -19,13 +19,13 @@ Record = dict[str, float | int]
 
 
 @contextlib.contextmanager
-def usable(path: pathlib.Path) -> Iterator[None]:
+def usable(path: pathlib.Path, role: str = "workdir") -> Iterator[None]:
   """Tells of a folder that cannot be read or written, or a full disk, in one line."""
   try:
     yield
   except OSError as error:
     raise InputError(
-      f"cannot use workdir {path} ({error.strerror or error}): choose another one, or "
+      f"cannot use {role} {path} ({error.strerror or error}): choose another one, or "
       "change its permissions."
     ) from error
 
@@ -74,15 +74,18 @@ class RunFolder:
       # Written even when it is there: this is where a read-only folder shows.
       write_json(self._config, as_json(config))
 
-  def claim_data(self, dataset: Dataset) -> None:
-    """Notes which rows the run is of, and refuses others when it is taken up again."""
-    data = {"name": dataset.name, "rows": dataset.num_rows, "digest": dataset.digest()}
-    if self._data.exists() and _object(self._data) != data:
+  def check_data(self, dataset: Dataset) -> None:
+    """Raises InputError if the folder holds a run of other rows."""
+    if self._data.exists() and _object(self._data) != _told(dataset):
       raise InputError(
         f"the rows of {dataset.name!r} are not those that the run in {self.path} "
         "started with: restore them, or choose another workdir."
       )
-    write_json(self._data, data)
+
+  def claim_data(self, dataset: Dataset) -> None:
+    """Notes which rows the run is of, and refuses others when it is taken up again."""
+    self.check_data(dataset)
+    write_json(self._data, _told(dataset))
 
   def config(self) -> ml_collections.ConfigDict:
     """The config of the run that this folder holds."""
@@ -172,6 +175,10 @@ class RunFolder:
       return (), 1
     clients = _object(self._clients)
     return tuple(clients["names"]), clients.get("num_rows", 1)
+
+
+def _told(dataset: Dataset) -> dict[str, Any]:
+  return {"name": dataset.name, "rows": dataset.num_rows, "digest": dataset.digest()}
 
 
 def _is_fresh(path: pathlib.Path) -> bool:

@@ -55,7 +55,7 @@ def compare(paths: list[pathlib.Path], output: str, goal: float | None = None) -
   ((dataset, num_clients, unit),) = cells
   goal = goal if goal is not None else papers_goal(dataset, num_clients)
   title = f"{dataset}, {num_clients} clients"
-  with usable(pathlib.Path(output).parent):
+  with usable(pathlib.Path(output).parent, "--output"):
     curves.communication(runs, output, unit=unit, title=title, goal=goal)
   print(tables.markdown(reached(runs, goal)))
   print(f"drawn to {output}")

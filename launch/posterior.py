@@ -5,8 +5,10 @@ python -m launch.posterior --workdir=runs/mine --remove=old_site.csv
 python -m launch.posterior --workdir=runs/mine
 
 The kernel stays; the posterior becomes the one of all rows now in, with σ and λ that
-maximise their evidence, and `launch.predict` uses it from then on. Without --add and
---remove it tells what has changed since training.
+maximise their evidence, and `launch.predict` uses it from then on. Rows that are not in
+are refused; those of the training's own table that were held out for validation or
+test, and so never in, are passed over. Without --add and --remove it tells what has
+changed since training.
 """
 
 import jax
@@ -29,31 +31,42 @@ def main() -> None:
 
 def update(workdir: str, add: list[str], remove: list[str]) -> None:
   """Adds and removes the rows of tables, all or none, and tells the result."""
-  folder = RunFolder(workdir)
+  folder, trained = RunFolder(workdir), model.load(workdir)
   if folder.summary() is None:
     raise InputError(f"the training in {workdir} is not finished: let it finish.")
-  trained = model.load(workdir)
   trained.require_global_layer()
   ledger = membership.read(folder.posterior)
   membership.require_kernel(ledger, trained.state, folder.posterior)
+  told = []
   for source in add:
-    stats = trained.statistics(read_table(source), transform=jax.jit)
-    ledger = membership.joined(ledger, stats, source)
+    x, y = trained.rows(read_table(source))
+    stats, tags = trained.statistics(x, y, jax.jit), membership.row_tags(x, y)
+    ledger = membership.joined(ledger, stats, tags, source)
   for source in remove:
-    stats = trained.statistics(read_table(source), transform=jax.jit)
-    ledger = membership.left(ledger, stats, source)
+    x, y = trained.rows(read_table(source))
+    tags = membership.row_tags(x, y)
+    leave = membership.leaving(ledger, tags, source)
+    stats = trained.statistics(x[leave], y[leave], jax.jit)
+    ledger = membership.left(ledger, stats, tags[leave], source)
+    if not leave.all():
+      told.append(
+        f"{np.sum(~leave)} of the {len(leave)} rows of {source} were held out for "
+        "validation or test, and never in"
+      )
   if add or remove:
     with usable(folder.path):
       membership.write(folder.posterior, ledger)
+  for line in told:
+    print(line)
   for change in ledger.changes:
     print(f"{change['action']} {change['table']}: {change['rows']} rows")
   state = membership.with_posterior(trained.state, ledger)
   scale = trained.preprocessor.target_std
-  told = state.posterior if ledger.changes else trained.state.posterior
+  fitted = state.posterior if ledger.changes else trained.state.posterior
   print(
     f"{int(np.rint(ledger.stats.count))} rows in the posterior, "
-    f"noise {float(told.noise_std) * scale:.4g}, "
-    f"prior {float(told.prior_std) * scale:.4g} (in the target's unit)"
+    f"noise {float(fitted.noise_std) * scale:.4g}, "
+    f"prior {float(fitted.prior_std) * scale:.4g} (in the target's unit)"
   )
 
 

@@ -54,7 +54,7 @@ def show_paper(
   print(paper_formats.markdown(cells))
   if output:
     folder = pathlib.Path(output)
-    with usable(folder):
+    with usable(folder, "--output"):
       folder.mkdir(parents=True, exist_ok=True)
       paper_formats.write(cells, folder)
       score_figure.scores(cells, folder / "figure.png")

@@ -6,10 +6,12 @@ A second start on the same folder goes on where the first stopped. See
 launch/distributed.py for several processes, on one machine or more.
 """
 
+import pathlib
 import sys
 
 import jax
 import ml_collections
+import numpy as np
 from tqdm import tqdm
 
 from fedbnr_jax import config as config_lib
@@ -51,7 +53,12 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> None:
 
 def _is_finished(folder: RunFolder, config: ml_collections.ConfigDict) -> bool:
   folder.check(config)
-  return folder.summary() is not None
+  if folder.summary() is None:
+    return False
+  # Other data than a table cannot have changed; and a table may be gone by now.
+  if config.data.source == "table" and pathlib.Path(config.data.path).is_file():
+    folder.check_data(experiment_lib.load_dataset(config))
+  return True
 
 
 def run(experiment: Experiment, folder: RunFolder) -> None:
@@ -129,7 +136,13 @@ def finish(
   if isinstance(result.state.stats, SufficientStats):
     stats = statistics(experiment, result)
     if round(float(stats.count)) == round(float(result.state.stats.count)):
-      membership.write(folder.posterior, membership.opened(stats, result.state))
+      tags = row_tags(experiment)
+      in_posterior = np.concatenate(experiment.client_rows)
+      held_out = np.concatenate([experiment.split.validation, experiment.split.test])
+      ledger = membership.opened(
+        stats, result.state, tags[in_posterior], tags[held_out]
+      )
+      membership.write(folder.posterior, ledger)
   print(report.summary_text(training.summarise(experiment, result.history)))
 
 
@@ -140,6 +153,14 @@ def statistics(experiment: Experiment, result: training.Result) -> SufficientSta
     result.state,
     membership.client_batches(experiment.federation.clients),
     jax.jit,
+  )
+
+
+def row_tags(experiment: Experiment) -> np.ndarray:
+  """Of all rows of the dataset, standardised."""
+  x = experiment.preprocessor.transform(experiment.dataset.features)
+  return membership.row_tags(
+    x, experiment.preprocessor.standardise(experiment.dataset.targets)
   )
 
 

@@ -220,13 +220,24 @@ def test_run_stopped_before_its_summary_is_completed(site, tmp_path):
     assert (tmp_path / "copy" / "run" / name).read_text() == before
 
 
-def test_changed_table_is_not_taken_for_the_one_of_the_run(site, tmp_path):
+@pytest.mark.parametrize("finished", [False, True])
+def test_changed_table_is_not_taken_for_the_one_of_the_run(site, tmp_path, finished):
   config = unfinished(site, tmp_path / "copy")
+  if finished:
+    shutil.copy(site / "run" / "summary.json", tmp_path / "copy" / "run")
   table = pd.read_csv(tmp_path / "copy" / "houses.csv")
   table["price"] *= 1000
   table.to_csv(tmp_path / "copy" / "houses.csv", index=False)
   with pytest.raises(InputError, match=r"houses.*are not those"):
     launch_train.train(config, str(tmp_path / "copy" / "run"))
+
+
+def test_a_finished_run_does_not_need_its_table(site, tmp_path, capsys):
+  config = unfinished(site, tmp_path / "copy")
+  shutil.copy(site / "run" / "summary.json", tmp_path / "copy" / "run")
+  (tmp_path / "copy" / "houses.csv").unlink()
+  launch_train.train(config, str(tmp_path / "copy" / "run"))
+  assert "is finished" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.pq"])

@@ -63,7 +63,7 @@ def _from_scratch(folder, *tables):
   """The posterior of the rows of these tables, in one go."""
   trained = model.load(folder / "run")
   frame = pd.concat([pd.read_csv(folder / f"{name}.csv") for name in tables])
-  stats = trained.statistics(frame.reset_index(drop=True))
+  stats = trained.statistics(*trained.rows(frame.reset_index(drop=True)))
   base = membership.read(folder / "run" / "posterior.npz")
   return membership.with_posterior(trained.state, base._replace(stats=stats))
 
@@ -109,11 +109,63 @@ def test_rows_join_and_leave_exactly(run, capsys):
     (run / "run" / "posterior.npz").write_bytes(at_first)
 
 
-@pytest.mark.parametrize("table", ["strange", "table"])
-def test_rows_that_are_not_in_are_refused(run, capsys, table):
+def test_a_site_of_the_table_leaves_but_for_its_rows_that_were_held_out(run, capsys):
+  table = pd.read_csv(run / "table.csv")
+  south = table[table["site"] == "south"]
+  south.to_csv(run / "whole_south.csv", index=False)
+  held_out = len(south) - len(pd.read_csv(run / "south.csv"))
+  at_first = (run / "run" / "posterior.npz").read_bytes()
+  try:
+    told = _update(run, capsys, remove="whole_south")
+    assert f"{held_out} of the {len(south)} rows" in told
+    assert held_out > 0
+    _assert_posterior(model.load(run / "run").state, _from_scratch(run, "north"))
+    # They are out now, and cannot leave again.
+    assert_refused(lambda: _update(run, capsys, remove="south"), "row 1 of", "south")
+    # But they can come back.
+    _update(run, capsys, add="south")
+    state = model.load(run / "run").state
+    _assert_posterior(state, _from_scratch(run, "north", "south"))
+    _update(run, capsys, remove="south")
+  finally:
+    (run / "run" / "posterior.npz").write_bytes(at_first)
+
+
+@pytest.mark.parametrize(
+  "table, words",
+  [
+    ("strange", "row 1 of"),
+    ("new", "row 1 of"),  # Of the same distribution: sums would not tell.
+    ("table", "at least one row"),
+    ("twice", "row 2 of"),
+    ("held_out", "no row of"),
+  ],
+)
+def test_rows_that_are_not_in_are_refused(run, capsys, table, words):
+  first = pd.read_csv(run / "north.csv").iloc[[0, 0]]
+  first.to_csv(run / "twice.csv", index=False)
+  experiment = experiment_lib.build(model.load(run / "run").config)
+  held_out = np.concatenate([experiment.split.validation, experiment.split.test])
+  whole = pd.read_csv(run / "table.csv")
+  whole.iloc[held_out].to_csv(run / "held_out.csv", index=False)
   before = (run / "run" / "posterior.npz").read_bytes()
-  assert_refused(lambda: _update(run, capsys, remove=table), f"{table}.csv")
+  assert_refused(lambda: _update(run, capsys, remove=table), f"{table}.csv", words)
   assert (run / "run" / "posterior.npz").read_bytes() == before
+
+
+def test_tags_are_equal_for_equal_rows_only():
+  rng = np.random.default_rng(0)
+  x, y = rng.normal(size=(50_000, 3)), rng.normal(size=50_000)
+  tags = membership.row_tags(x, y)
+  assert len(set(tags.tolist())) == len(tags)
+  order = rng.permutation(len(tags))
+  again = membership.row_tags(x[order].astype(np.float32), y[order])
+  np.testing.assert_array_equal(again, tags[order])
+  assert not np.isin(membership.row_tags(x[:, ::-1], y), tags).any()
+  zeros = np.zeros((1, 2))
+  np.testing.assert_array_equal(
+    membership.row_tags(zeros, zeros[0, :1]), membership.row_tags(-zeros, -zeros[0, :1])
+  )
 
 
 def test_all_or_nothing(run, capsys):
@@ -153,9 +205,10 @@ def test_batches_give_the_statistics_of_all_rows(run, monkeypatch):
   trained = model.load(run / "run")
   clients = experiment_lib.build(trained.config).federation.clients
   frame = pd.concat([pd.read_csv(run / f"{name}.csv") for name in ("north", "south")])
-  whole = trained.statistics(frame.reset_index(drop=True))
+  rows = trained.rows(frame.reset_index(drop=True))
+  whole = trained.statistics(*rows)
   monkeypatch.setattr(membership, "_CHUNK", 7)
-  by_rows = trained.statistics(frame.reset_index(drop=True), transform=jax.jit)
+  by_rows = trained.statistics(*rows, transform=jax.jit)
   by_clients = membership.statistics(
     urk.from_config(trained.config), trained.state, membership.client_batches(clients)
   )

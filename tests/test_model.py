@@ -203,7 +203,9 @@ def test_a_model_for_each_client_is_asked_by_name(tmp_path):
   assert not folder.posterior.exists()
   assert_refused(lambda: loaded.predict(rows), "avg+local", "'client 1'")
   assert_refused(lambda: loaded.predict(rows, client="client 3"), "did you mean")
-  assert_refused(lambda: loaded.statistics(rows), "no last layer")
+  assert_refused(
+    lambda: loaded.statistics(np.ones((2, 2)), np.ones(2)), "no last layer"
+  )
 
 
 def test_one_model_for_all_is_nobodys(trained):

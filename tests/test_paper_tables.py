@@ -209,6 +209,12 @@ def test_central_is_never_best_nor_marked():
   assert cells.best.sum() == 1
 
 
+def test_a_method_of_which_the_paper_has_no_figure_may_be_the_best():
+  rows = [_run(), _run("fedavg", test_ece=0.1), _run("local+local", test_ece=0.05)]
+  cells = _cells(rows, "Table 2")
+  assert list(cells.method[cells.best]) == ["local+local"]
+
+
 def test_equal_methods_share_the_best_and_time_has_none():
   cells = _cells([_run("fedbnr"), _run("fedbnr-kd"), _run("fedavg", test_rmse=5.0)])
   assert list(cells.method[cells.best & (cells.table == "Table 1")]) == [
@@ -449,7 +455,7 @@ def test_the_command_writes_all_and_prints_the_markdown(results, tmp_path, capsy
   }
   written = (output / "tables.md").read_text(encoding="utf-8")
   assert capsys.readouterr().out.startswith(written)
-  assert _line(written, "fedavg", "ours", "Table A.3")["ccpp, 10"] == "0.250"
+  assert _line(written, "fedavg", "ours", "Table A.3")["ccpp, 10"] == "**0.250**"
 
 
 @pytest.mark.parametrize(

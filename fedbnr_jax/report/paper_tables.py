@@ -26,9 +26,7 @@ GROUPS = {
 }
 OTHER = "others"
 _ALL = tuple(method for methods in GROUPS.values() for method in methods)
-# A network without a posterior has no confidence that could be tested, and of the
-# ablations the paper says nothing: where they have runs they stand below, and are never
-# the best.
+# Of the others' confidence the paper says nothing: they stand below, if there are runs.
 _WITH_CONFIDENCE = tuple(
   method for method in _ALL if method not in (*GROUPS["ablations"], "fedavg", "fedprox")
 )
@@ -165,8 +163,7 @@ def _table(
       for method in methods
       if method in shown
     ]
-    beside = [*_POOLED, *(name for name in _ALL if name not in table.methods)]
-    rivals = [row for row in column if row["n"] and row["method"] not in beside]
+    rivals = [row for row in column if row["n"] and row["method"] not in _POOLED]
     # Every seed is another split: means over fewer seeds, or others, do not compare.
     most = max((row["n"] for row in rivals), default=0)
     rivals = [row for row in rivals if row["n"] == most]
