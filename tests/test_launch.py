@@ -14,10 +14,9 @@ import pytest
 
 from configs import csv as csv_config
 from configs import default
-from fedbnr_jax import config as config_lib
 from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax import model, training
-from fedbnr_jax.data import read_table
+from fedbnr_jax.data import load_table, read_table
 from fedbnr_jax.errors import InputError
 from launch import predict as launch_predict
 from launch import train as launch_train
@@ -307,11 +306,10 @@ def test_predict_from_the_shell_warns_of_damage_in_one_line(site, tmp_path):
 
 def test_ten_lines_of_python(tmp_path):
   table = write_table(tmp_path / "houses.csv")
-  config = config_lib.base()
-  config.data.update({"source": "table", "path": str(tmp_path / "houses.csv")})
-  config.data.update({"target": "price", "client": "site"})
+  rows = load_table(tmp_path / "houses.csv", target="price", client="site")
+  config = csv_config.get_config()
   config.update_from_flattened_dict(SMALL)  # Only to be quick.
-  experiment = experiment_lib.build(config)
+  experiment = experiment_lib.build(config, rows)
   program = training.jit(training.make_program(experiment))
   result = training.train(experiment, program)
   predicted = model.from_result(experiment, result).predict(table.head())
