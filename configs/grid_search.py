@@ -4,7 +4,10 @@ python -m launch.sweep --config=configs/grid_search.py:fedprox --workdir=runs/se
 python -m launch.tables --results=runs/search/results.csv --validation
 
 After the colon a method of `GRIDS`. Every dataset, 10 and 100 clients, with a seed that
-no table reports. Minutes (fedloc) to hours; configs/uci.py has what is used.
+no table reports. Where the best is at an edge, go on beyond it, as by
+--config.grid.pfedgp.learning_rate="(3e-4,)" --config.arguments="('sml',)"; what came of
+it is in results/grid_search/. Minutes (fedloc) to hours; configs/uci.py has what is
+used.
 """
 
 import ml_collections

@@ -41,8 +41,9 @@ PAPER = {
   "ccpp": Preset(5000, (1e-2, 1e-2), (5.0, 5.0), (1e-3, 1.0), (1e5, 1e5)),
 }
 # The paper's, but narrower where that costs little on validation rows, and with the
-# learning rate of 3e-3 or 1e-2 and the steps, 10 or 50, that are better there (for
-# pFedGP, and a network without a Gaussian process, of 3e-4 to 1e-2). ρ is of
+# learning rate of 3e-3 or 1e-2 and the steps, 10 or 50, that are better there (for a
+# network without a Gaussian process of 3e-4 to 1e-2, for pFedGP of 1e-4 to 3e-2; at
+# 1e-4 on Parkinsons all rounds are used up, and less would be too slow). ρ is of
 # standardised targets: on validation rows about the rows of a client will do, and fewer
 # diverge. α is the paper's but where that was tried (0.5, 2, 10) and another was
 # better. Of μ the smallest tried is best, but on CCPP.

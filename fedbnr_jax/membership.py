@@ -10,6 +10,7 @@ rows that are not in are refused. A part of a training's table is held out and n
 in: asked to leave with the others, it is left out.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -49,11 +50,32 @@ class Ledger(NamedTuple):
   changes: tuple[dict[str, Any], ...] = ()
 
 
-def row_tags(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-  """A number [n], uint64, for each standardised row; equal ones for equal rows only."""
-  rows = np.concatenate([x, y[:, None]], axis=1).astype(np.float32) + np.float32(0)
-  tags = np.zeros(len(rows), np.uint64)
-  for column in rows.view(np.uint32).T:  # −0 is 0 by now.
+class Rows(NamedTuple):
+  """Standardised rows of a table, and whose they are."""
+
+  x: np.ndarray  # [n, D]
+  y: np.ndarray  # [n]
+  owners: np.ndarray | None = None  # [n] strings; None where there is no such column.
+
+  def where(self, chosen: np.ndarray) -> "Rows":
+    """Those that a mask [n] or indices name."""
+    owners = None if self.owners is None else self.owners[chosen]
+    return Rows(self.x[chosen], self.y[chosen], owners)
+
+
+def row_tags(rows: Rows) -> np.ndarray:
+  """A number [n], uint64, of each row: the same for rows that are, in float32, only.
+
+  Rows of different owners have different tags: rounded measurements repeat, and when
+  one site leaves, the same row of another stays.
+  """
+  tags = np.zeros(len(rows.y), np.uint64)
+  if rows.owners is not None:
+    names, which = np.unique(rows.owners, return_inverse=True)
+    digests = [hashlib.sha256(name.encode()).digest()[:8] for name in names.tolist()]
+    tags = np.frombuffer(b"".join(digests), np.uint64)[which]
+  values = np.concatenate([rows.x, rows.y[:, None]], axis=1).astype(np.float32)
+  for column in (values + np.float32(0)).view(np.uint32).T:  # −0 becomes 0.
     tags = _mixed(tags ^ column.astype(np.uint64))
   return tags
 
@@ -105,16 +127,14 @@ def _is_floating(leaf: jax.Array) -> bool:
   return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
-def row_batches(
-  x: np.ndarray, y: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-  """Rows [n, D], [n] in batches of one size, the last filled up."""
-  size = min(_CHUNK, len(y))
-  for start in range(0, len(y), size):
-    rows, targets = x[start : start + size], y[start : start + size]
+def row_batches(rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  """Rows in batches of one size, the last filled up."""
+  size = min(_CHUNK, len(rows.y))
+  for start in range(0, len(rows.y), size):
+    inputs, targets = rows.x[start : start + size], rows.y[start : start + size]
     missing = size - len(targets)
     yield (
-      np.pad(rows, ((0, missing), (0, 0))),
+      np.pad(inputs, ((0, missing), (0, 0))),
       np.pad(targets, (0, missing)),
       np.arange(size) < len(targets),
     )
@@ -167,16 +187,16 @@ def leaving(ledger: Ledger, tags: np.ndarray, source: str) -> np.ndarray:
   Raises:
     InputError: If one is neither in nor was held out, or none is in.
   """
-  there = Counter(ledger.tags.tolist())
-  held_out = set(ledger.held_out.tolist())
+  there, held_out = Counter(ledger.tags.tolist()), Counter(ledger.held_out.tolist())
   leave = np.zeros(len(tags), bool)
   for row, tag in enumerate(tags.tolist()):
     leave[row] = there[tag] > 0
-    there[tag] -= 1
-    if not leave[row] and tag not in held_out:
+    known = there if leave[row] else held_out
+    known[tag] -= 1
+    if known[tag] < 0:
       raise InputError(
         f"row {row + 1} of {source} is not in the posterior: remove tables as they "
-        "came in. Nothing is changed."
+        "came in, with all their columns. Nothing is changed."
       )
   if not leave.any():
     raise InputError(
@@ -288,6 +308,10 @@ def read(path: pathlib.Path) -> Ledger:
     with open(path, "rb") as file, np.load(file) as content:
       arrays = {name: content[name] for name in content.files}
     note = json.loads(arrays.pop("note").tobytes().decode())
+    if "tags" not in arrays:
+      raise InputError(
+        f"{path} was made by another version: train again, in another workdir."
+      )
     tags, held_out = arrays.pop("tags"), arrays.pop("held_out")
     return Ledger(
       SufficientStats(**arrays),
@@ -297,6 +321,8 @@ def read(path: pathlib.Path) -> Ledger:
       held_out,
       tuple(note["changes"]),
     )
+  except InputError:
+    raise
   except Exception as error:  # Whatever a damaged file makes NumPy raise.
     raise InputError(
       f"{path} is damaged ({error}): restore it, or remove it and train again."

@@ -102,31 +102,30 @@ class Model:
 
     return predict_one
 
-  def rows(self, table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Standardised inputs [N, D] and targets [N] of a table.
+  def rows(self, table: pd.DataFrame) -> membership.Rows:
+    """Standardised rows of a table, for `membership`.
 
     Args:
       table: Raw columns, named as in training, the target among them.
     """
     y = tables.parse_target(table, self.preprocessor.target_name)
     y = self.preprocessor.standardise(y).astype(self.config.dtype)
-    return self._inputs(table), y
+    owners, client = None, self.config.data.client
+    if client and client in table.columns:
+      owners = tables.parse_clients(table, client)
+    return membership.Rows(self._inputs(table), y, owners)
 
   def statistics(
-    self,
-    x: np.ndarray,
-    y: np.ndarray,
-    transform: Callable[[Any], Any] | None = None,
+    self, rows: membership.Rows, transform: Callable[[Any], Any] | None = None
   ) -> blr.SufficientStats:
-    """What `rows` say about the last layer, for `membership`.
+    """What rows say about the last layer, for `membership`.
 
     Args:
-      x: Standardised inputs [N, D].
-      y: Standardised targets [N].
+      rows: Standardised, as by `rows`.
       transform: Applied to the function of a batch of rows, as `jax.jit`.
     """
     self.require_global_layer()
-    batches = membership.row_batches(x, y)
+    batches = membership.row_batches(rows)
     return membership.statistics(
       urk.from_config(self.config), self.state, batches, transform
     )

@@ -23,6 +23,8 @@ def usable(path: pathlib.Path, role: str = "workdir") -> Iterator[None]:
   """Tells of a folder that cannot be read or written, or a full disk, in one line."""
   try:
     yield
+  except BrokenPipeError:  # Of the output, not of a file.
+    raise
   except OSError as error:
     raise InputError(
       f"cannot use {role} {path} ({error.strerror or error}): choose another one, or "

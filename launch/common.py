@@ -1,5 +1,6 @@
 """What every program does first and last: set JAX up, and tell errors in one line."""
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -18,7 +19,9 @@ import ml_collections
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from fedbnr_jax import experiment
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.records import RunFolder
 from fedbnr_jax.training import NonFiniteError
 
 CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
@@ -74,6 +77,32 @@ def config() -> ml_collections.ConfigDict:
   return CONFIG.value
 
 
+def is_finished(folder: RunFolder, config: ml_collections.ConfigDict) -> bool:
+  """Whether the folder holds a finished run of this config.
+
+  Raises:
+    InputError: If it holds one of another config, or of rows that have changed since.
+  """
+  folder.check(config)
+  if folder.summary() is None:
+    return False
+  # Other data than a table cannot have changed; and a table may be gone by now.
+  if config.data.source == "table" and pathlib.Path(config.data.path).is_file():
+    with warnings.catch_warnings(action="ignore"):  # The training has told them.
+      dataset = experiment.load_dataset(config)
+    for own in (folder, *seed_folders(folder, config)):
+      own.check_data(dataset)
+  return True
+
+
+def seed_folders(
+  folder: RunFolder, config: ml_collections.ConfigDict
+) -> list[RunFolder]:
+  """Of a training of several seeds, the folder of each."""
+  seeds = range(config.seed, config.seed + config.num_seeds)
+  return [RunFolder(folder.path / f"seed_{seed}") for seed in seeds]
+
+
 def interrupt(signal_number: int, frame: FrameType | None) -> None:
   """Handles a signal to stop: from here on, whatever fails does so because of it.
 
@@ -94,7 +123,8 @@ def run(main: Callable[[], None]) -> NoReturn:
       fail(f"unexpected argument {argv[1]!r}: options start with '--'.")
     try:
       main()
-      sys.stdout.flush()
+      if sys.stdout:  # None where it is closed.
+        sys.stdout.flush()
     except InputError as error:
       fail(str(error))
     except NonFiniteError as error:
@@ -104,7 +134,7 @@ def run(main: Callable[[], None]) -> NoReturn:
     except BrokenPipeError:
       if not _nobody_reads():
         raise
-      sys.exit(_NOBODY_READS)
+      _end(_NOBODY_READS)
     except Exception as error:
       if not jax.distributed.is_initialized():
         raise
@@ -131,9 +161,14 @@ def _nobody_reads() -> bool:
 def fail(message: str, status: int = _WRONG_INPUT) -> NoReturn:
   """Prints one line and exits."""
   print(f"error: {' '.join(message.split())}", file=sys.stderr)
+  _end(status)
+
+
+def _end(status: int) -> NoReturn:
   if jax.distributed.is_initialized():
     # An orderly end would wait for the other processes, and they for this one.
-    sys.stdout.flush()
+    with contextlib.suppress(OSError):
+      sys.stdout.flush()
     os._exit(status)
   sys.exit(status)
 
@@ -147,6 +182,9 @@ def _parse(argv: Sequence[str]) -> list[str]:
       fail(f"config file {path!r} does not exist: see the files in configs/.")
   try:
     return flags.FLAGS(argv)
+  except BrokenPipeError:  # Of --help.
+    _nobody_reads()
+    sys.exit(_NOBODY_READS)
   except (
     flags.Error,
     AttributeError,

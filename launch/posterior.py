@@ -39,19 +39,19 @@ def update(workdir: str, add: list[str], remove: list[str]) -> None:
   membership.require_kernel(ledger, trained.state, folder.posterior)
   told = []
   for source in add:
-    x, y = trained.rows(read_table(source))
-    stats, tags = trained.statistics(x, y, jax.jit), membership.row_tags(x, y)
+    rows = trained.rows(read_table(source))
+    stats, tags = trained.statistics(rows, jax.jit), membership.row_tags(rows)
     ledger = membership.joined(ledger, stats, tags, source)
   for source in remove:
-    x, y = trained.rows(read_table(source))
-    tags = membership.row_tags(x, y)
+    rows = trained.rows(read_table(source))
+    tags = membership.row_tags(rows)
     leave = membership.leaving(ledger, tags, source)
-    stats = trained.statistics(x[leave], y[leave], jax.jit)
+    stats = trained.statistics(rows.where(leave), jax.jit)
     ledger = membership.left(ledger, stats, tags[leave], source)
     if not leave.all():
       told.append(
-        f"{np.sum(~leave)} of the {len(leave)} rows of {source} were held out for "
-        "validation or test, and never in"
+        f"{source}: {np.sum(~leave)} of {len(leave)} rows held out for validation or "
+        "test, and never in"
       )
   if add or remove:
     with usable(folder.path):

@@ -230,9 +230,9 @@ def sweep(
   folders = {run.name: RunFolder(workdir / "runs" / run.name) for run in grid}
   if len(folders) < len(grid):
     raise InputError("two points of the grid have the same name: see config.grid.")
-  for run, whole in runs.items():
-    folders[run.name].check(whole)
-  waiting = [run for run in runs if folders[run.name].summary() is None]
+  waiting = [
+    run for run in runs if not common.is_finished(folders[run.name], runs[run])
+  ]
   # Shards may share the folder, and nothing that two of them write.
   suffix = f"-{index}of{count}" if count > 1 else ""
   logs, path = workdir / "logs", workdir / f"results{suffix}.csv"

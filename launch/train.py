@@ -6,8 +6,8 @@ A second start on the same folder goes on where the first stopped. See
 launch/distributed.py for several processes, on one machine or more.
 """
 
-import pathlib
 import sys
+import warnings
 
 import jax
 import ml_collections
@@ -38,7 +38,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> None:
   processes.all_do(lambda: config_lib.validate(config))
   processes.require_same("config", as_json(config))
   folder = RunFolder(workdir)
-  if processes.first_does(lambda: _is_finished(folder, config)):
+  if processes.first_does(lambda: common.is_finished(folder, config)):
     print(f"{workdir}: this run is finished; its results are in summary.json.")
   if processes.from_first(folder.summary() is not None):
     return
@@ -49,16 +49,6 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> None:
       run(experiments[0], folder)
     else:
       run_seeds(config, experiments, folder)
-
-
-def _is_finished(folder: RunFolder, config: ml_collections.ConfigDict) -> bool:
-  folder.check(config)
-  if folder.summary() is None:
-    return False
-  # Other data than a table cannot have changed; and a table may be gone by now.
-  if config.data.source == "table" and pathlib.Path(config.data.path).is_file():
-    folder.check_data(experiment_lib.load_dataset(config))
-  return True
 
 
 def run(experiment: Experiment, folder: RunFolder) -> None:
@@ -86,10 +76,7 @@ def run_seeds(
   config: ml_collections.ConfigDict, experiments: list[Experiment], folder: RunFolder
 ) -> None:
   """Trains several seeds side by side on the device, each with its own folder."""
-  folders = [
-    RunFolder(folder.path / f"seed_{experiment.config.seed}")
-    for experiment in experiments
-  ]
+  folders = common.seed_folders(folder, config)
 
   def claim() -> None:
     folder.claim(config)
@@ -157,11 +144,14 @@ def statistics(experiment: Experiment, result: training.Result) -> SufficientSta
 
 
 def row_tags(experiment: Experiment) -> np.ndarray:
-  """Of all rows of the dataset, standardised."""
-  x = experiment.preprocessor.transform(experiment.dataset.features)
-  return membership.row_tags(
-    x, experiment.preprocessor.standardise(experiment.dataset.targets)
-  )
+  """Of all rows of the dataset."""
+  dataset, preprocessor = experiment.dataset, experiment.preprocessor
+  with warnings.catch_warnings(action="ignore"):  # They were told at the start.
+    x = preprocessor.transform(dataset.features)
+  # As in tables that join or leave, of which only this column names the client.
+  owners = dataset.clients if experiment.config.data.client else None
+  y = preprocessor.standardise(dataset.targets)
+  return membership.row_tags(membership.Rows(x, y, owners))
 
 
 def _claim(experiment: Experiment, folder: RunFolder) -> None:

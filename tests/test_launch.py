@@ -18,6 +18,8 @@ from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax import model, training
 from fedbnr_jax.data import load_table, read_table
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.records import RunFolder
+from launch import common
 from launch import predict as launch_predict
 from launch import train as launch_train
 from tests.runs import SUMMARY, tiny
@@ -231,6 +233,22 @@ def test_changed_table_is_not_taken_for_the_one_of_the_run(site, tmp_path, finis
     launch_train.train(config, str(tmp_path / "copy" / "run"))
 
 
+def test_a_changed_table_shows_in_the_folders_of_seeds(tmp_path):
+  table = write_table(tmp_path / "houses.csv")
+  config = table_config(tmp_path / "houses.csv", num_seeds=2, seed=3)
+  folder = RunFolder(tmp_path / "run")
+  folder.claim(config)
+  folder.write_summary({})
+  for own in common.seed_folders(folder, config):
+    own.path.mkdir()
+    own.claim_data(experiment_lib.load_dataset(config))
+  assert (tmp_path / "run" / "seed_4" / "data.json").exists()
+  assert common.is_finished(folder, config)
+  table.assign(price=2 * table["price"]).to_csv(tmp_path / "houses.csv", index=False)
+  with pytest.raises(InputError, match=r"houses.*are not those"):
+    common.is_finished(folder, config)
+
+
 def test_a_finished_run_does_not_need_its_table(site, tmp_path, capsys):
   config = unfinished(site, tmp_path / "copy")
   shutil.copy(site / "run" / "summary.json", tmp_path / "copy" / "run")
@@ -320,11 +338,13 @@ def test_ten_lines_of_python(tmp_path):
 # ------------------------------------------------------------------------- shell
 
 
-@pytest.mark.parametrize("size", [["--brief"], []], ids=["in the buffer", "large"])
-def test_a_reader_that_has_seen_enough_is_no_error(size):
+@pytest.mark.parametrize(
+  "options", [["--brief"], [], ["--help"]], ids=["in the buffer", "large", "help"]
+)
+def test_a_reader_that_has_seen_enough_is_no_error(options):
   reader, writer = os.pipe()
   os.close(reader)  # As `| head` does sooner or later.
-  command = ["-m", "launch.tables", "--results=results/paper_table.csv", *size]
+  command = ["-m", "launch.tables", "--results=results/paper_table.csv", *options]
   with open(writer, "wb") as output:
     done = subprocess.run(
       [sys.executable, *command],
@@ -336,3 +356,16 @@ def test_a_reader_that_has_seen_enough_is_no_error(size):
     )
   assert done.stderr == ""
   assert done.returncode == 141
+
+
+def test_no_output_at_all_is_no_error():
+  command = f"{sys.executable} -m launch.tables --results=results/paper_table.csv"
+  done = subprocess.run(
+    f"exec {command} --brief >&-",
+    shell=True,
+    cwd=ROOT,
+    stderr=subprocess.PIPE,
+    text=True,
+    check=False,
+  )
+  assert (done.returncode, done.stderr) == (0, "")

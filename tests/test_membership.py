@@ -63,7 +63,7 @@ def _from_scratch(folder, *tables):
   """The posterior of the rows of these tables, in one go."""
   trained = model.load(folder / "run")
   frame = pd.concat([pd.read_csv(folder / f"{name}.csv") for name in tables])
-  stats = trained.statistics(*trained.rows(frame.reset_index(drop=True)))
+  stats = trained.statistics(trained.rows(frame.reset_index(drop=True)))
   base = membership.read(folder / "run" / "posterior.npz")
   return membership.with_posterior(trained.state, base._replace(stats=stats))
 
@@ -117,7 +117,7 @@ def test_a_site_of_the_table_leaves_but_for_its_rows_that_were_held_out(run, cap
   at_first = (run / "run" / "posterior.npz").read_bytes()
   try:
     told = _update(run, capsys, remove="whole_south")
-    assert f"{held_out} of the {len(south)} rows" in told
+    assert f"{held_out} of {len(south)} rows held out" in told
     assert held_out > 0
     _assert_posterior(model.load(run / "run").state, _from_scratch(run, "north"))
     # They are out now, and cannot leave again.
@@ -153,19 +153,49 @@ def test_rows_that_are_not_in_are_refused(run, capsys, table, words):
   assert (run / "run" / "posterior.npz").read_bytes() == before
 
 
+def test_a_site_leaves_with_its_own_rows_also_where_others_have_the_same(
+  tmp_path, capsys
+):
+  rng = np.random.default_rng(4)
+  table = pd.DataFrame(rng.integers(3, size=(80, 2)), columns=["a", "y"])
+  table["site"] = np.where(np.arange(80) % 2, "north", "south")
+  table.to_csv(tmp_path / "table.csv", index=False)
+  for name in ("north", "south"):
+    table[table["site"] == name].to_csv(tmp_path / f"{name}.csv", index=False)
+  fields = {"source": "table", "path": str(tmp_path / "table.csv"), "target": "y"}
+  config = tiny(method="fedbnr-ev")
+  config.data.update({**fields, "client": "site", "name": ""})
+  launch_train.train(config, str(tmp_path / "run"))
+  rows = experiment_lib.build(config).client_rows
+  _update(tmp_path, capsys, remove="south")
+  wanted = table.iloc[rows[0]].reset_index(drop=True)
+  trained = model.load(tmp_path / "run")
+  stats = trained.statistics(trained.rows(wanted))
+  assert float(trained.state.stats.count) == len(wanted)
+  np.testing.assert_allclose(trained.state.stats.gram, stats.gram, atol=1e-8)
+  assert_refused(lambda: _update(tmp_path, capsys, remove="south"), "south")
+
+
 def test_tags_are_equal_for_equal_rows_only():
   rng = np.random.default_rng(0)
   x, y = rng.normal(size=(50_000, 3)), rng.normal(size=50_000)
-  tags = membership.row_tags(x, y)
+  owners = np.array(["north", "south"])[rng.integers(2, size=50_000)]
+  rows = membership.Rows(x, y, owners)
+  tags = membership.row_tags(rows)
   assert len(set(tags.tolist())) == len(tags)
   order = rng.permutation(len(tags))
-  again = membership.row_tags(x[order].astype(np.float32), y[order])
-  np.testing.assert_array_equal(again, tags[order])
-  assert not np.isin(membership.row_tags(x[:, ::-1], y), tags).any()
-  zeros = np.zeros((1, 2))
-  np.testing.assert_array_equal(
-    membership.row_tags(zeros, zeros[0, :1]), membership.row_tags(-zeros, -zeros[0, :1])
-  )
+  shuffled = rows.where(order)._replace(x=x[order].astype(np.float32))
+  np.testing.assert_array_equal(membership.row_tags(shuffled), tags[order])
+  others = [
+    rows._replace(x=x[:, ::-1]),
+    rows._replace(owners=None),
+    rows._replace(owners=np.array(["south", "north"])[(owners == "south") * 1]),
+  ]
+  for other in others:
+    assert not np.isin(membership.row_tags(other), tags).any()
+  zeros = membership.Rows(np.zeros((1, 2)), np.zeros(1))
+  minus = membership.Rows(-zeros.x, -zeros.y)
+  assert membership.row_tags(zeros) == membership.row_tags(minus)
 
 
 def test_all_or_nothing(run, capsys):
@@ -206,9 +236,9 @@ def test_batches_give_the_statistics_of_all_rows(run, monkeypatch):
   clients = experiment_lib.build(trained.config).federation.clients
   frame = pd.concat([pd.read_csv(run / f"{name}.csv") for name in ("north", "south")])
   rows = trained.rows(frame.reset_index(drop=True))
-  whole = trained.statistics(*rows)
+  whole = trained.statistics(rows)
   monkeypatch.setattr(membership, "_CHUNK", 7)
-  by_rows = trained.statistics(*rows, transform=jax.jit)
+  by_rows = trained.statistics(rows, transform=jax.jit)
   by_clients = membership.statistics(
     urk.from_config(trained.config), trained.state, membership.client_batches(clients)
   )

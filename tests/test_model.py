@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import metrics, model, training
+from fedbnr_jax import membership, metrics, model, training
 from fedbnr_jax.data import load_table
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
@@ -203,9 +203,8 @@ def test_a_model_for_each_client_is_asked_by_name(tmp_path):
   assert not folder.posterior.exists()
   assert_refused(lambda: loaded.predict(rows), "avg+local", "'client 1'")
   assert_refused(lambda: loaded.predict(rows, client="client 3"), "did you mean")
-  assert_refused(
-    lambda: loaded.statistics(np.ones((2, 2)), np.ones(2)), "no last layer"
-  )
+  some = membership.Rows(np.ones((2, 2)), np.ones(2))
+  assert_refused(lambda: loaded.statistics(some), "no last layer")
 
 
 def test_one_model_for_all_is_nobodys(trained):

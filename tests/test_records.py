@@ -221,3 +221,11 @@ def test_damaged_json_names_the_file(folder, name: str):
   read = folder.summary if name == "summary.json" else folder.preprocessing
   with pytest.raises(InputError, match=name):
     read()
+
+
+def test_a_closed_pipe_is_not_taken_for_a_folder_that_cannot_be_used(tmp_path):
+  with pytest.raises(BrokenPipeError), records.usable(tmp_path):
+    raise BrokenPipeError
+  refused = pytest.raises(InputError, match="cannot use --output")
+  with refused, records.usable(tmp_path, "--output"):
+    raise PermissionError(13, "Permission denied")

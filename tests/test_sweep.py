@@ -13,11 +13,13 @@ import pandas as pd
 import pytest
 
 from fedbnr_jax import config as config_lib
+from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax import model
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.records import RunFolder
 from fedbnr_jax.report import tables
 from launch import common, sweep, worker
+from launch import grid as grid_lib
 from launch.grid import expand
 from tests.runs import SUMMARY, assert_refused, assert_same_bits, once, timeless
 
@@ -166,6 +168,25 @@ def test_unknown_method_is_refused_before_anything_runs(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------- one training for real
+
+
+def test_a_table_that_has_changed_since_a_run_was_done_is_refused(tmp_path):
+  table = pd.DataFrame({"a": range(40), "y": [value**0.5 for value in range(40)]})
+  table.to_csv(tmp_path / "table.csv", index=False)
+  config = grid_lib.config(
+    "configs/csv.py",
+    (),
+    {"data.path": (str(tmp_path / "table.csv"),), "data.target": ("y",), "seed": (0,)},
+  )
+  ((run, whole),) = expand(config).items()
+  folder = RunFolder(tmp_path / "sweep" / "runs" / run.name)
+  folder.claim(whole)
+  folder.claim_data(experiment_lib.load_dataset(whole))
+  folder.write_summary({"test_rmse": 1.0})
+  table.assign(y=2 * table["y"]).to_csv(tmp_path / "table.csv", index=False)
+  assert_refused(
+    lambda: sweep.sweep(config, tmp_path / "sweep", num_workers=1), "are not those"
+  )
 
 
 def test_done_and_failed_runs_stand_in_the_table(tmp_path, capsys):

@@ -66,7 +66,7 @@ def load_table(
     for column in inputs
   }
   _warn_of_identifiers(parsed)
-  owners = parse_column(frame, client, "categorical").astype(str) if client else None
+  owners = parse_clients(frame, client) if client else None
   return Dataset(
     name=name or Path(source).stem,
     features=_frame(parsed),
@@ -104,6 +104,11 @@ def parse_features(
   for column in categorical:
     parsed[column] = parse_column(raw, column, "categorical")
   return _frame(parsed)
+
+
+def parse_clients(raw: pd.DataFrame, client: str) -> np.ndarray:
+  """The owners [N] of rows, as strings."""
+  return np.asarray(parse_column(raw, client, "categorical").astype(str))
 
 
 def parse_target(raw: pd.DataFrame, target: str) -> np.ndarray:
