@@ -10,7 +10,6 @@ rows that are not in are refused. A part of a training's table is held out and n
 in: asked to leave with the others, it is left out.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from fedbnr_jax import blr, urk
 from fedbnr_jax.algorithms.base import ServerState
@@ -64,28 +64,16 @@ class Rows(NamedTuple):
 
 
 def row_tags(rows: Rows) -> np.ndarray:
-  """A number [n], uint64, of each row: the same for rows that are, in float32, only.
+  """A number [n], uint64, of each row: equal where rows are, rounded to float32.
 
   Rows of different owners have different tags: rounded measurements repeat, and when
   one site leaves, the same row of another stays.
   """
-  tags = np.zeros(len(rows.y), np.uint64)
-  if rows.owners is not None:
-    names, which = np.unique(rows.owners, return_inverse=True)
-    digests = [hashlib.sha256(name.encode()).digest()[:8] for name in names.tolist()]
-    tags = np.frombuffer(b"".join(digests), np.uint64)[which]
   values = np.concatenate([rows.x, rows.y[:, None]], axis=1).astype(np.float32)
-  for column in (values + np.float32(0)).view(np.uint32).T:  # −0 becomes 0.
-    tags = _mixed(tags ^ column.astype(np.uint64))
-  return tags
-
-
-def _mixed(tags: np.ndarray) -> np.ndarray:
-  """The finaliser of SplitMix64, whose bits depend on all bits of its argument."""
-  tags = tags + np.uint64(0x9E3779B97F4A7C15)
-  for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-    tags = (tags ^ (tags >> np.uint64(shift))) * np.uint64(factor)
-  return tags ^ (tags >> np.uint64(31))
+  frame = pd.DataFrame(values + np.float32(0))  # −0 becomes 0.
+  if rows.owners is not None:
+    frame["owner"] = rows.owners
+  return pd.util.hash_pandas_object(frame, index=False).to_numpy()
 
 
 def kernel_digest(state: ServerState) -> str:
