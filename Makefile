@@ -20,10 +20,11 @@ demo: $(VENV)/.installed ## Train on a synthetic federation; results in runs/dem
 test: lint ## Lint, check types, then run all tests on all cores (WORKERS=N).
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-lint: $(VENV)/.installed-dev ## Check style, format and types.
+lint: $(VENV)/.installed-dev ## Check style, format, types and the direction of imports.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(VENV)/.installed-dev ## Rewrite the sources in the project's format.
 	$(BIN)/ruff check --fix .

@@ -15,8 +15,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 
 from benchmarks import tools
 from configs import uci
-from fedbnr_jax import experiment
-from launch import grid
+from fedbnr_jax.run import experiment
+from fedbnr_jax.sweep import grid
 
 _GRID = [
   {"learning_rate": rate, "max_leaf_nodes": leaves, "min_samples_leaf": 5}
@@ -27,7 +27,8 @@ _MAX_TREES = 1000
 
 def best_error(dataset: str, seed: int) -> dict[str, float]:
   """Validation and test RMSE of the setting and number of trees validation prefers."""
-  run = experiment.build(grid.config_of(f"configs/uci.py:{dataset}", {"seed": seed}))
+  config = grid.config_of(f"configs/uci.py:{dataset}", {"seed": seed}, tools.ROOT)
+  run = experiment.build(config)
   clients = run.federation.clients
   mask = np.asarray(clients.mask)
   x, y = np.asarray(clients.x)[mask], np.asarray(clients.y)[mask]
@@ -41,9 +42,9 @@ def best_error(dataset: str, seed: int) -> dict[str, float]:
       for rows in (run.validation, run.test)
     ]
     stage = int(np.argmin(errors[0]))
-    told = {"validation RMSE": errors[0][stage], "test RMSE": errors[1][stage]}
-    if told["validation RMSE"] * run.error_scale < best["validation RMSE"]:
-      best = {name: value * run.error_scale for name, value in told.items()}
+    scores = {"validation RMSE": errors[0][stage], "test RMSE": errors[1][stage]}
+    if scores["validation RMSE"] * run.error_scale < best["validation RMSE"]:
+      best = {name: value * run.error_scale for name, value in scores.items()}
       best["trees"] = stage + 1
   return best
 

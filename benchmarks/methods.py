@@ -12,18 +12,24 @@ import os
 import time
 from typing import Any
 
-os.environ.setdefault("FEDBNR_CORE", "0")
+# Before NumPy and JAX are imported, which count the cores.
+if hasattr(os, "sched_setaffinity"):  # Linux.
+  os.sched_setaffinity(0, {0})
 
+import launch  # noqa: F401  Prepares the process.
 from benchmarks import tools
-from launch import grid  # Prepares the process; before JAX is imported.
 
 # ruff: isort: split
 
 import jax
 import pandas as pd
 
-from fedbnr_jax import algorithms, devices, experiment, training
+from fedbnr_jax import algorithms
+from fedbnr_jax.federated import placement
 from fedbnr_jax.report.tables import read_results
+from fedbnr_jax.run import cores, experiment
+from fedbnr_jax.run.program import make_program
+from fedbnr_jax.sweep import grid
 
 _NUM_ROUNDS, _NUM_SEEDS, _NUM_CORES = 3, 10, 2
 
@@ -31,11 +37,13 @@ _NUM_ROUNDS, _NUM_SEEDS, _NUM_CORES = 3, 10, 2
 def measure(dataset: str, num_clients: int, method: str) -> dict[str, Any]:
   """Seconds to compile init and a round with its scores, and the shortest round."""
   fields = {"method": method, "num_clients": num_clients}
-  run = experiment.build(grid.config_of(f"configs/uci.py:{dataset}", fields))
-  program = training.jit(training.make_program(run))
+  run = experiment.build(
+    grid.config_of(f"configs/uci.py:{dataset}", fields, tools.ROOT)
+  )
+  program = make_program(run.algorithm, transform=jax.jit)
   mesh = run.algorithm.placement.mesh
-  data = devices.put_federation(run.federation, mesh)
-  scored = devices.replicate((run.validation, run.test), mesh)
+  data = placement.put_federation(run.federation, mesh)
+  scored = placement.replicate((run.validation, run.test), mesh)
   start = time.perf_counter()
   init = program.init.lower(run.key_init, data).compile()
   state = init(run.key_init, data)
@@ -44,14 +52,14 @@ def measure(dataset: str, num_clients: int, method: str) -> dict[str, Any]:
   seconds = []
   for _ in range(_NUM_ROUNDS):
     start = time.perf_counter()
-    state, *told = step(run.key_rounds, state, data, *scored)
-    jax.block_until_ready(told)
+    state, *scores = step(run.key_rounds, state, data, *scored)
+    jax.block_until_ready(scores)
     seconds.append(time.perf_counter() - start)
   return {"compile_seconds": compiled, "round_seconds": min(seconds)}
 
 
 def projected_hours(results: pd.DataFrame) -> float:
-  """Of ten seeds of every cell in the results, pooled methods trained once for all."""
+  """Projects the hours of ten seeds of every cell; pooled methods are trained once."""
   cells = results.groupby(["dataset", "num_clients", "method"]).seconds.mean()
   cells = cells.reset_index()
   pooled = [name for name, kind in algorithms.METHODS.items() if kind.pooled]
@@ -64,6 +72,7 @@ def main() -> None:
   parser.add_argument("--cells", default="ccpp-10,sml-100")
   parser.add_argument("--methods", default=",".join(algorithms.METHODS))
   options = parser.parse_args()
+  os.environ.update(cores.one_thread_environment())
   jax.config.update("jax_enable_x64", True)
   results = read_results(tools.ROOT / "results" / "paper_table.csv")
   results = results[results.status == "done"]

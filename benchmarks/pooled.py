@@ -10,14 +10,16 @@ the largest.
 import argparse
 
 from benchmarks import tools
-from launch import common, grid  # Prepares the process; before JAX is imported.
+from launch import common  # Prepares the process; before JAX is imported.
 
 # ruff: isort: split
 
 import jax
 import numpy as np
 
-from fedbnr_jax import devices, experiment
+from fedbnr_jax.federated import placement
+from fedbnr_jax.run import experiment
+from fedbnr_jax.sweep import grid
 
 _RULES = ("sorted", "iid", "target")
 _STEPS = {"central.num_steps": 10, "dtype": "float64"}
@@ -26,13 +28,14 @@ _STEPS = {"central.num_steps": 10, "dtype": "float64"}
 def trained(dataset: str, method: str, rule: str, num_clients: int) -> object:
   """The parameters after five rounds of ten steps."""
   fields = {"method": method, "num_clients": num_clients, "partition": rule, "mesh": 1}
-  run = experiment.build(grid.config_of(f"configs/uci.py:{dataset}", fields | _STEPS))
-  data = devices.put_federation(run.federation, run.algorithm.placement.mesh)
+  config = grid.config_of(f"configs/uci.py:{dataset}", fields | _STEPS, tools.ROOT)
+  run = experiment.build(config)
+  data = placement.put_federation(run.federation, run.algorithm.placement.mesh)
   state = jax.jit(run.algorithm.init)(run.key_init, data)
   step = jax.jit(run.algorithm.round)
   for number in range(5):
     state, _ = step(jax.random.fold_in(run.key_rounds, number + 1), state, data)
-  return jax.device_get(state.params)
+  return jax.device_get(state.server.params)
 
 
 def distance(params: object, reference: object) -> float:

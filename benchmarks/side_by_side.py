@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import tools
-from fedbnr_jax import urk
-from fedbnr_jax.clients import evidence_loss
-from fedbnr_jax.federation import Clients, Federation
-from fedbnr_jax.mapping import Placement
+from fedbnr_jax.federated.federation import Federation, Rows
+from fedbnr_jax.federated.placement import Placement
+from fedbnr_jax.gp import urk
+from fedbnr_jax.gp.kernel_model import ModelParams, evidence_loss
 from launch.benchmark import TABLE, Shape, build
 
 
@@ -49,11 +49,17 @@ def check_same_loss() -> None:
   x, y = rng.normal(size=(30, 4)), rng.normal(size=30)
   shape = Shape(1, 30, 4, 16)
   algorithm = build(shape, Placement())
-  rows = Clients(jnp.asarray(x[None]), jnp.asarray(y[None]), jnp.ones((1, 30), bool))
-  state = algorithm.init(jax.random.key(0), Federation(rows))
-  loss = evidence_loss(urk.deep(shape.samples, shape.width, latent_size=shape.latent))
-  one = jax.tree.map(lambda leaf: leaf[0], rows)
-  value, gradient = jax.value_and_grad(loss)(state.params, state.omega, one)
+  rows = Rows(jnp.asarray(x[None]), jnp.asarray(y[None]), jnp.ones((1, 30), bool))
+  state = algorithm.init(jax.random.key(0), Federation(rows)).server
+  kernel = urk.deep(shape.samples, shape.width, latent_size=shape.latent)
+
+  def loss(params: ModelParams) -> jax.Array:
+    mask = jnp.ones(30, bool)
+    return evidence_loss(
+      kernel, params, state.omega, jnp.asarray(x), jnp.asarray(y), mask
+    )
+
+  value, gradient = jax.value_and_grad(loss)(state.params)
   params = jax.tree.map(np.asarray, state.params)
   other, other_gradient = torch_loop.loss_and_gradient(
     params.theta, state.omega, params.log_noise_std, params.log_prior_std, x, y

@@ -10,7 +10,7 @@ score is printed and stands in `summary.json`.
 
 import ml_collections
 
-from fedbnr_jax import config as config_lib
+from fedbnr_jax.run import config as config_lib
 
 
 def get_config() -> ml_collections.ConfigDict:

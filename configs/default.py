@@ -8,7 +8,7 @@ right. Needs no file; about 15 seconds on two cores. Test RMSE about 0.5, the no
 
 import ml_collections
 
-from fedbnr_jax import config as config_lib
+from fedbnr_jax.run import config as config_lib
 
 
 def get_config() -> ml_collections.ConfigDict:

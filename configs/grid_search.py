@@ -13,8 +13,8 @@ used.
 import ml_collections
 
 from configs import uci
-from fedbnr_jax.config import require_choice
-from launch import grid
+from fedbnr_jax.names import require_choice
+from fedbnr_jax.sweep import grid
 
 _RATES = (1e-3, 3e-3, 1e-2)
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {

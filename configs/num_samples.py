@@ -10,7 +10,7 @@ that no table reports; about an hour on two cores.
 import ml_collections
 
 from configs import uci
-from launch import grid
+from fedbnr_jax.sweep import grid
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -13,7 +13,7 @@ import ml_collections
 
 from configs import uci
 from fedbnr_jax.errors import InputError
-from launch import grid
+from fedbnr_jax.sweep import grid
 
 METHODS = (
   "central",

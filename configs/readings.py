@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import ml_collections
 
-from fedbnr_jax.config import require_choice
-from launch import grid
+from fedbnr_jax.names import require_choice
+from fedbnr_jax.sweep import grid
 
 
 class Reading(NamedTuple):
-  """Which field takes which values, in which cells."""
+  """A reading: the field that it sets, to which values, in which cells."""
 
   field: str
   values: tuple[Any, ...]

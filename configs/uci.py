@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import ml_collections
 
-from fedbnr_jax import config as config_lib
-from fedbnr_jax.config import require_choice
+from fedbnr_jax.names import require_choice
+from fedbnr_jax.run import config as config_lib
 
 
 class Preset(NamedTuple):

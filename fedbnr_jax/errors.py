@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-  """A mistake in a file, a config or a call, told in one line.
+  """A mistake in a file, a config or a call, explained in one line.
 
   The launch scripts print the message and exit with status 2, without a
   traceback. Everything else that goes wrong is a bug and keeps its traceback.

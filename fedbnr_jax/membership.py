@@ -5,15 +5,15 @@ leave by subtracting them. The kernel stays as it was learnt. For that the kerne
 evaluated in float64: a float32 feature may differ in its last digit between two
 programs, and then what is subtracted is not quite what was added.
 
-Sums do not tell which rows are in them, so the ledger keeps a tag of every row, and
+Sums do not show which rows are in them, so the ledger holds a tag of every row, and
 rows that are not in are refused. A part of a training's table is held out and never
-in: asked to leave with the others, it is left out.
+in: when the whole table is to leave, that part is passed over.
 """
 
-import json
+import functools
 import math
-import os
 import pathlib
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -23,13 +23,16 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import blr, urk
-from fedbnr_jax.algorithms.base import ServerState
-from fedbnr_jax.blr import SufficientStats
-from fedbnr_jax.checkpoints import digest
-from fedbnr_jax.clients import features_of
+from fedbnr_jax import files
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.federation import Clients
+from fedbnr_jax.federated.federation import Rows
+from fedbnr_jax.federated.state import State
+from fedbnr_jax.gp import blr, urk
+from fedbnr_jax.gp.blr import SufficientStats
+from fedbnr_jax.gp.kernel_model import features_of
+from fedbnr_jax.prediction import feature_map, padded_size
+from fedbnr_jax.run.checkpoints import digest
+from fedbnr_jax.run.experiment import Experiment
 
 _CHUNK = 8192  # Rows at a time: bounds the memory, whatever the table.
 # Eigenvalues may be below zero by this much of the largest: rounding of long sums.
@@ -45,26 +48,26 @@ class Ledger(NamedTuple):
   kernel: str  # Digest of the kernel under which they were taken.
   # Where the noise varies, the c of its variance σ² exp(φᵀu + c), for a σ by evidence.
   noise_offset: float | None
-  tags: np.ndarray  # [n] of the rows that are in, by `row_tags`; equal ones repeat.
-  held_out: np.ndarray  # Of the rows that training kept for validation and test.
+  tags: np.ndarray  # [n], `row_tags` of the rows that are in; equal rows repeat.
+  held_out: np.ndarray  # [m], tags of the rows held out for validation and test.
   changes: tuple[dict[str, Any], ...] = ()
 
 
-class Rows(NamedTuple):
+class OwnedRows(NamedTuple):
   """Standardised rows of a table, and whose they are."""
 
   x: np.ndarray  # [n, D]
   y: np.ndarray  # [n]
   owners: np.ndarray | None = None  # [n] strings; None where there is no such column.
 
-  def where(self, chosen: np.ndarray) -> "Rows":
-    """Those that a mask [n] or indices name."""
+  def where(self, chosen: np.ndarray) -> "OwnedRows":
+    """Selects rows by a mask [n] or by indices."""
     owners = None if self.owners is None else self.owners[chosen]
-    return Rows(self.x[chosen], self.y[chosen], owners)
+    return OwnedRows(self.x[chosen], self.y[chosen], owners)
 
 
-def row_tags(rows: Rows) -> np.ndarray:
-  """A number [n], uint64, of each row: equal where rows are, rounded to float32.
+def row_tags(rows: OwnedRows) -> np.ndarray:
+  """Gives each row a number, [n] uint64: rows that agree in float32 get the same.
 
   Rows of different owners have different tags: rounded measurements repeat, and when
   one site leaves, the same row of another stays.
@@ -76,13 +79,14 @@ def row_tags(rows: Rows) -> np.ndarray:
   return pd.util.hash_pandas_object(frame, index=False).to_numpy()
 
 
-def kernel_digest(state: ServerState) -> str:
-  return digest((state.omega, state.params.theta))
+def kernel_digest(state: State) -> str:
+  """A digest of the kernel's parameters and draws, by which two kernels compare."""
+  return digest((state.server.omega, state.server.params.theta))
 
 
 def statistics(
   feature_map: urk.FeatureMap,
-  state: ServerState,
+  state: State,
   batches: Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]],
   transform: Transform | None = None,
 ) -> SufficientStats:
@@ -91,33 +95,44 @@ def statistics(
   Args:
     feature_map: The kernel.
     state: Its parameters.
-    batches: Of x [n, D], y [n] and mask [n].
-    transform: Applied to the function of one batch; `jax.jit` pays.
+    batches: Each is x [n, D], y [n] and mask [n].
+    transform: Is applied to the function of one batch, such as `jax.jit`.
   """
   wide = blr.statistics_dtype()
-  params, omega = jax.tree.map(
+  theta, omega = jax.tree.map(
     lambda leaf: leaf.astype(wide) if _is_floating(leaf) else leaf,
-    jax.tree.map(jnp.asarray, (state.params, state.omega)),
+    jax.tree.map(jnp.asarray, (state.server.params.theta, state.server.omega)),
   )
-
-  def of_batch(x: jax.Array, y: jax.Array, mask: jax.Array) -> SufficientStats:
-    x = jnp.where(mask[:, None], x, jnp.zeros_like(x))
-    return blr.sufficient_stats(features_of(feature_map, params, omega, x), y, mask)
-
-  run = transform(of_batch) if transform else of_batch
-  total = blr.empty_stats(state.stats.moment.shape[0])
-  for x, y, mask in batches:
-    total = total + run(jnp.asarray(x, wide), jnp.asarray(y, wide), jnp.asarray(mask))
+  of_batch = _statistics_of_batch(feature_map, transform)
+  total = blr.empty_stats(state.server.stats.moment.shape[0])
+  for batch in batches:
+    x, y = (jnp.asarray(array, wide) for array in batch[:2])
+    total = total + of_batch(theta, omega, x, y, jnp.asarray(batch[2]))
   return jax.device_get(total)
+
+
+@functools.lru_cache(maxsize=8)
+def _statistics_of_batch(
+  feature_map: urk.FeatureMap, transform: Transform | None
+) -> Callable[..., SufficientStats]:
+  """The statistics of a batch of rows; one function for all calls with one kernel."""
+
+  def of_batch(
+    theta: Any, omega: Any, x: jax.Array, y: jax.Array, mask: jax.Array
+  ) -> SufficientStats:
+    x = jnp.where(mask[:, None], x, jnp.zeros_like(x))
+    return blr.sufficient_stats(features_of(feature_map, theta, omega, x), y, mask)
+
+  return transform(of_batch) if transform else of_batch
 
 
 def _is_floating(leaf: jax.Array) -> bool:
   return bool(jnp.issubdtype(leaf.dtype, jnp.floating))
 
 
-def row_batches(rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-  """Rows in batches of one size, the last filled up."""
-  size = min(_CHUNK, len(rows.y))
+def row_batches(rows: OwnedRows) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  """Yields rows in batches of one size; the last is padded and masked."""
+  size = padded_size(len(rows.y), _CHUNK)
   for start in range(0, len(rows.y), size):
     inputs, targets = rows.x[start : start + size], rows.y[start : start + size]
     missing = size - len(targets)
@@ -129,9 +144,9 @@ def row_batches(rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def client_batches(
-  clients: Clients,
+  clients: Rows,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-  """The rows of a federation's clients, a few clients at a time."""
+  """Yields the rows of a federation's clients, a few clients at a time."""
   num_clients, num_rows = clients.y.shape
   size = min(num_clients, max(1, _CHUNK // num_rows))
   for start in range(0, num_clients, size):
@@ -148,16 +163,49 @@ def client_batches(
 
 
 def opened(
-  stats: SufficientStats, state: ServerState, tags: np.ndarray, held_out: np.ndarray
+  stats: SufficientStats, state: State, tags: np.ndarray, held_out: np.ndarray
 ) -> Ledger:
   """The ledger of a model that was trained on rows with these statistics and tags."""
-  trained, offset = state.posterior, None
+  trained, offset = state.server.posterior, None
   if trained.noise_offset is not None:
     # The trained σ need not be the evidence's.
     noise_std, _ = blr.fit_evidence(jax.tree.map(jnp.asarray, stats))
     ratio = float(trained.noise_std) / float(noise_std)
     offset = float(trained.noise_offset) + 2.0 * math.log(ratio)
   return Ledger(stats, kernel_digest(state), offset, tags, held_out)
+
+
+def of_training(experiment: Experiment, state: State) -> Ledger | None:
+  """The ledger of a model that was just trained.
+
+  Returns:
+    None for a method that has no last layer of all clients' rows, and where rows of
+    some clients are not in the posterior.
+  """
+  if not isinstance(state.server.stats, SufficientStats):
+    return None
+  stats = statistics(
+    feature_map(experiment.config),
+    state,
+    client_batches(experiment.federation.clients),
+    jax.jit,
+  )
+  if round(float(stats.count)) != round(float(state.server.stats.count)):
+    return None
+  tags = dataset_tags(experiment)
+  rows_in = np.concatenate(experiment.client_rows)
+  held_out = np.concatenate([experiment.split.validation, experiment.split.test])
+  return opened(stats, state, tags[rows_in], tags[held_out])
+
+
+def dataset_tags(experiment: Experiment) -> np.ndarray:
+  """The tags [N] of all rows of an experiment's dataset."""
+  dataset, preprocessor = experiment.dataset, experiment.preprocessor
+  with warnings.catch_warnings(action="ignore"):  # Given when the training started.
+    x = preprocessor.transform(dataset.features)
+  # Tables that join or leave later name the owner of a row by this column, or not.
+  owners = dataset.clients if experiment.config.data.client else None
+  return row_tags(OwnedRows(x, preprocessor.standardise(dataset.targets), owners))
 
 
 def joined(
@@ -170,7 +218,7 @@ def joined(
 
 
 def leaving(ledger: Ledger, tags: np.ndarray, source: str) -> np.ndarray:
-  """Which rows [n] of a table are in and can leave: all but those held out.
+  """Marks the rows [n] of a table that are in and can leave: all but those held out.
 
   Raises:
     InputError: If one is neither in nor was held out, or none is in.
@@ -235,7 +283,7 @@ def _changed(
   return ledger._replace(stats=stats, changes=(*ledger.changes, change))
 
 
-def with_posterior(state: ServerState, ledger: Ledger) -> ServerState:
+def with_posterior(state: State, ledger: Ledger) -> State:
   """The model's state with the posterior of the ledger, σ and λ by exact evidence.
 
   Where the noise varies, its shape stays as it was learnt.
@@ -246,10 +294,11 @@ def with_posterior(state: ServerState, ledger: Ledger) -> ServerState:
   fitted = blr.posterior(stats, noise_std, prior_std)
   if ledger.noise_offset is not None:
     fitted = fitted.replace(
-      noise_weights=state.posterior.noise_weights,
+      noise_weights=state.server.posterior.noise_weights,
       noise_offset=jnp.asarray(ledger.noise_offset, dtype),
     )
-  return state.replace(stats=stats, posterior=fitted)
+  server = state.server.replace(stats=stats, posterior=fitted)
+  return state.replace(server=server)
 
 
 # -------------------------------------------------------------------------- the file
@@ -257,28 +306,13 @@ def with_posterior(state: ServerState, ledger: Ledger) -> ServerState:
 
 def write(path: pathlib.Path, ledger: Ledger) -> None:
   """Writes a ledger whole or not at all."""
-  part = path.with_suffix(".tmp")
-  note = json.dumps(
-    {
-      "kernel": ledger.kernel,
-      "noise_offset": ledger.noise_offset,
-      "changes": ledger.changes,
-    }
-  )
-  with open(part, "wb") as file:
-    np.savez(
-      file,
-      gram=ledger.stats.gram,
-      moment=ledger.stats.moment,
-      energy=ledger.stats.energy,
-      count=ledger.stats.count,
-      tags=ledger.tags,
-      held_out=ledger.held_out,
-      note=np.frombuffer(note.encode(), np.uint8),
-    )
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(part, path)
+  arrays = vars(ledger.stats) | {"tags": ledger.tags, "held_out": ledger.held_out}
+  note = {
+    "kernel": ledger.kernel,
+    "noise_offset": ledger.noise_offset,
+    "changes": ledger.changes,
+  }
+  files.write_arrays(path, arrays, note)
 
 
 def read(path: pathlib.Path) -> Ledger:
@@ -293,9 +327,7 @@ def read(path: pathlib.Path) -> Ledger:
       "clients are in its posterior."
     )
   try:
-    with open(path, "rb") as file, np.load(file) as content:
-      arrays = {name: content[name] for name in content.files}
-    note = json.loads(arrays.pop("note").tobytes().decode())
+    arrays, note = files.read_arrays(path)
     if "tags" not in arrays:
       raise InputError(
         f"{path} was made by another version: train again, in another workdir."
@@ -317,7 +349,12 @@ def read(path: pathlib.Path) -> Ledger:
     ) from error
 
 
-def require_kernel(ledger: Ledger, state: ServerState, path: pathlib.Path) -> None:
+def changes(path: pathlib.Path) -> tuple[dict[str, Any], ...]:
+  """What has changed since training, by the ledger in a file; () if there is none."""
+  return read(path).changes if path.exists() else ()
+
+
+def require_kernel(ledger: Ledger, state: State, path: pathlib.Path) -> None:
   """Raises InputError unless the ledger is of the model with this state."""
   if ledger.kernel != kernel_digest(state):
     raise InputError(

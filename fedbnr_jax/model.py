@@ -2,8 +2,8 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,44 +11,95 @@ import ml_collections
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import algorithms, blr, membership, training, urk
-from fedbnr_jax.checkpoints import Checkpoints
-from fedbnr_jax.config import require_choice
+from fedbnr_jax import files, membership, precision, prediction
 from fedbnr_jax.data import Preprocessor, tables
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.experiment import Experiment
-from fedbnr_jax.federation import Clients, Federation, ServerSet
-from fedbnr_jax.names import listing
-from fedbnr_jax.records import RunFolder
+from fedbnr_jax.gp import blr
+from fedbnr_jax.names import listing, require_choice
+from fedbnr_jax.run import journal, training
+from fedbnr_jax.run.checkpoints import Checkpoints
+from fedbnr_jax.run.experiment import Experiment
+from fedbnr_jax.run.records import Record, RunFolder
 
-# Of the standard normal: 95 % of it lies within ±_QUANTILE.
+# 95 % of the standard normal lies within ±_QUANTILE.
 _QUANTILE = 1.959963984540054
-# Rows predicted at a time: bounds the memory, whatever the table.
-_CHUNK = 8192
 _RELEASED = "model.npz"  # In the folder of a private release.
 _SCALES = ("noise_std", "prior_std")
 
 
-@dataclasses.dataclass(frozen=True)
+class Source(Protocol):
+  """Where a model comes from, and so what its folder holds beside the model."""
+
+  def save(self, workdir: str | os.PathLike[str]) -> None:
+    """Writes the folder of the run, as `launch.train` does."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # Arrays do not compare to one truth.
 class Model:
-  """Preprocessing, kernel and posterior: all that prediction needs."""
+  """A trained model: preprocessing, kernel and posterior, and how it was trained.
+
+  Attributes:
+    config: The config of its run.
+    preprocessor: Takes raw columns to inputs [N, D], and targets to z-scores.
+    state: The algorithm's state at the best validation round, NumPy arrays.
+    client_names: [K], in the order of the state's clients.
+    columns: Raw feature columns, in the order of the training's table or array.
+    records: A record a round, as in `metrics.csv`.
+    scores: The fields of `summary.json`; none while the run is unfinished.
+    source: Knows how to save the model.
+  """
 
   config: ml_collections.ConfigDict
   preprocessor: Preprocessor
-  state: Any  # ServerState
+  state: Any
   client_names: tuple[str, ...] = ()
+  columns: tuple[str, ...] = ()
+  records: Sequence[Record] = ()
+  scores: dict[str, Any] = dataclasses.field(default_factory=dict)
+  source: Source | None = None
+
+  def __repr__(self) -> str:
+    rmse = self.scores.get("test_rmse")
+    score = "" if rmse is None else f", test RMSE {rmse:.4g}"
+    return (
+      f"<Model {self.config.method} of {self.preprocessor.target_name!r}, "
+      f"{len(self.client_names)} clients, {len(self.records)} rounds{score}>"
+    )
+
+  @property
+  def history(self) -> pd.DataFrame:
+    """A row a round: losses, validation and test scores, floats sent, seconds."""
+    return pd.DataFrame(list(self.records))
+
+  @property
+  def summary(self) -> dict[str, Any]:
+    """Scores at the best validation round, and the numbers of rows they rest on."""
+    return dict(self.scores)
+
+  def save(self, folder: str | os.PathLike[str]) -> None:
+    """Writes the folder that `launch.train` writes; `load` reads it.
+
+    Raises:
+      InputError: If the folder holds something other than this model.
+    """
+    if self.source is None:
+      raise InputError(
+        "this model does not know its training, and so cannot be saved: save one that "
+        "fit or load returned."
+      )
+    self.source.save(folder)
 
   def predict(
-    self,
-    features: pd.DataFrame,
-    transform: Callable[[Any], Any] | None = None,
-    client: str | None = None,
+    self, features: pd.DataFrame | np.ndarray, client: str | None = None
   ) -> pd.DataFrame:
     """Predicts every row of a table that has the training columns.
 
+    The first table of a size compiles, later ones in the same process do not; sizes
+    are rounded up to powers of two.
+
     Args:
-      features: Raw columns, named as in training; others are ignored.
-      transform: Applied to the prediction function; `jax.jit` pays for large tables.
+      features: A frame of raw columns, named as in training; others are ignored. For
+        a model that was fitted to arrays also an array [N, D].
       client: Whose model, where the method leaves one for each client.
 
     Returns:
@@ -58,17 +109,12 @@ class Model:
     Raises:
       InputError: If the table lacks a column, or `client` is needed, or unknown.
     """
-    prepared = self.preprocessor
-    x = jnp.asarray(self._inputs(features))
-    predict = self._predict_one(client)
-    if transform is not None:
-      predict = transform(predict)
-    parts = [
-      jax.device_get(predict(self.state, x[start : start + _CHUNK]))
-      for start in range(0, x.shape[0], _CHUNK)
-    ]
-    mean = prepared.unstandardise_mean(np.concatenate([part[0] for part in parts]))
-    std = np.sqrt(np.concatenate([part[1] for part in parts])) * prepared.target_std
+    frame = self._frame(features)
+    x = self._inputs(frame)
+    state = self._state_of(client)
+    z, variance = prediction.predict(self.config, state, x)
+    mean = self.preprocessor.unstandardise_mean(z)
+    std = np.sqrt(variance) * self.preprocessor.target_std
     return pd.DataFrame(
       {
         "mean": mean,
@@ -76,34 +122,41 @@ class Model:
         "lower95": mean - _QUANTILE * std,
         "upper95": mean + _QUANTILE * std,
       },
-      index=features.index,
+      index=frame.index,
     )
 
-  def _predict_one(self, client: str | None) -> Callable[[Any, jax.Array], Any]:
-    """(state, x [N, D]) -> mean [N], variance [N], of one model."""
-    algorithm, method = _algorithm(self.config), self.config.method
-    predict = algorithm.predict
+  def _frame(self, features: pd.DataFrame | np.ndarray) -> pd.DataFrame:
+    """Names the columns of an array as `fit` named those of the training's array."""
+    if isinstance(features, pd.DataFrame):
+      return features
+    scaler = self.preprocessor
+    named = self.columns or (*scaler.numeric_columns, *scaler.categorical_columns)
+    if self.columns != tables.array_columns(len(named)):
+      raise InputError(
+        "the model was trained on named columns: give a frame that has "
+        f"{listing(named)}."
+      )
+    return tables.array_frame(features, len(self.columns))
+
+  def _state_of(self, client: str | None) -> Any:
+    """The state to predict with: of one client where each has a model."""
+    method = self.config.method
+    algorithm = prediction.algorithm(self.config)
     if not algorithm.one_model_each:
       if client is not None:
         raise InputError(f"method {method!r} has one model for all: name no client.")
-      return predict
+      return self.state
     if client is None:
       raise InputError(
-        f"method {method!r} has a model for each client: say whose (--client), one of "
-        f"{listing(self.client_names)}."
+        f"method {method!r} has a model for each client: say whose (--client, or "
+        f"client=), one of {listing(self.client_names)}."
       )
     require_choice("the client", client, self.client_names)
     index = self.client_names.index(client)
+    return algorithm.of_client(self.state, index)
 
-    def predict_one(state: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-      own = jax.tree.map(lambda leaf: leaf[index : index + 1], state.personal)
-      mean, variance = predict(state.replace(personal=own), x)
-      return mean[0], variance[0]
-
-    return predict_one
-
-  def rows(self, table: pd.DataFrame) -> membership.Rows:
-    """Standardised rows of a table, for `membership`.
+  def rows(self, table: pd.DataFrame) -> membership.OwnedRows:
+    """Standardises the rows of a table, for `membership`.
 
     Args:
       table: Raw columns, named as in training, the target among them.
@@ -113,26 +166,27 @@ class Model:
     owners, client = None, self.config.data.client
     if client and client in table.columns:
       owners = tables.parse_clients(table, client)
-    return membership.Rows(self._inputs(table), y, owners)
+    return membership.OwnedRows(self._inputs(table), y, owners)
 
   def statistics(
-    self, rows: membership.Rows, transform: Callable[[Any], Any] | None = None
+    self, rows: membership.OwnedRows, transform: Callable[[Any], Any] | None = None
   ) -> blr.SufficientStats:
-    """What rows say about the last layer, for `membership`.
+    """Sums the sufficient statistics of rows under the model's kernel.
 
     Args:
       rows: Standardised, as by `rows`.
-      transform: Applied to the function of a batch of rows, as `jax.jit`.
+      transform: Is applied to the function of a batch of rows, such as `jax.jit`.
     """
     self.require_global_layer()
     batches = membership.row_batches(rows)
-    return membership.statistics(
-      urk.from_config(self.config), self.state, batches, transform
-    )
+    with precision.float64():
+      return membership.statistics(
+        prediction.feature_map(self.config), self.state, batches, transform
+      )
 
   def require_global_layer(self) -> None:
     """Raises InputError for a method that has no last layer of all clients' rows."""
-    if not isinstance(self.state.stats, blr.SufficientStats):
+    if not isinstance(self.state.server.stats, blr.SufficientStats):
       raise InputError(
         f"method {self.config.method!r} has no last layer of all clients' rows, to be "
         "changed or released."
@@ -149,32 +203,74 @@ class Model:
 
 def from_result(experiment: Experiment, result: training.Result) -> Model:
   """The model of a training that was just done."""
-  config = ml_collections.ConfigDict(experiment.config)
-  return Model(config, experiment.preprocessor, result.state, experiment.client_names)
+  return Model(
+    config=ml_collections.ConfigDict(experiment.config.to_dict()),
+    preprocessor=experiment.preprocessor,
+    state=result.state,
+    client_names=experiment.client_names,
+    columns=tuple(experiment.dataset.features.columns),
+    records=tuple(result.history),
+    scores=journal.summarise(experiment, result.history),
+  )
+
+
+def rows_have_changed(folder: RunFolder) -> InputError:
+  """The error of saving over a model that rows joined or left since training."""
+  return InputError(
+    f"rows have joined or left the model in {folder.path} since it was trained, which "
+    "saving would undo: choose another folder."
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRun:
+  """A run's folder, from which a model was loaded."""
+
+  path: str
+
+  def save(self, workdir: str | os.PathLike[str]) -> None:
+    """Copies the run to another folder; does nothing where that is its own."""
+    source, target = RunFolder(self.path), RunFolder(workdir)
+    if membership.changes(target.posterior) not in (
+      (),
+      membership.changes(source.posterior),
+    ):
+      raise rows_have_changed(target)
+    source.copy_to(target)
 
 
 def load(workdir: str | os.PathLike[str]) -> Model:
-  """The model at the best validation round of the run in `workdir`."""
+  """The model at the best validation round of the run in `workdir`.
+
+  Raises:
+    InputError: If the folder holds no run, or none with a sound checkpoint.
+  """
   folder = RunFolder(workdir)
   config, preprocessor = folder.config(), folder.preprocessing()
   names, num_rows = folder.clients()
   if not folder.checkpoints.is_dir():
     raise InputError(f"{workdir} holds no checkpoint: train first.")
-  checkpoints = Checkpoints(folder.checkpoints)
-  try:
-    like = _like(config, preprocessor, len(names) or 1, num_rows)
-    saved = checkpoints.restore(like)
-  finally:
-    checkpoints.close()
-  if saved is None:
-    raise InputError(f"{workdir} holds no sound checkpoint: train again.")
-  state = saved.best
-  if folder.posterior.exists():
-    ledger = membership.read(folder.posterior)
-    if ledger.changes:
-      membership.require_kernel(ledger, state, folder.posterior)
-      state = membership.with_posterior(state, ledger)
-  return Model(config, preprocessor, state, names)
+  with precision.float64():
+    like = prediction.state_shapes(config, preprocessor, len(names) or 1, num_rows)
+    saved = Checkpoints(folder.checkpoints).restore(like)
+    if saved is None:
+      raise InputError(f"{workdir} holds no sound checkpoint: train again.")
+    state = saved.best
+    if folder.posterior.exists():
+      ledger = membership.read(folder.posterior)
+      if ledger.changes:
+        membership.require_kernel(ledger, state, folder.posterior)
+        state = jax.device_get(membership.with_posterior(state, ledger))
+  return Model(
+    config=config,
+    preprocessor=preprocessor,
+    state=state,
+    client_names=names,
+    columns=folder.feature_columns(),
+    records=tuple(folder.metrics()),
+    scores=folder.summary() or {},
+    source=SavedRun(os.path.abspath(workdir)),
+  )
 
 
 def write_released(
@@ -187,13 +283,12 @@ def write_released(
   target = RunFolder(folder.released)
   target.claim(trained.config)
   target.write_preprocessing(trained.preprocessor)
-  kernel = (trained.state.omega, trained.state.params.theta)
+  kernel = (trained.state.server.omega, trained.state.server.params.theta)
   arrays: dict[str, Any] = {
     f"kernel_{index}": leaf for index, leaf in enumerate(jax.tree.leaves(kernel))
   }
   arrays |= vars(stats) | {name: getattr(fitted, name) for name in _SCALES}
-  with open(target.path / _RELEASED, "wb") as file:
-    np.savez(file, **jax.device_get(arrays))
+  files.write_arrays(target.path / _RELEASED, jax.device_get(arrays))
 
 
 def load_released(workdir: str | os.PathLike[str]) -> Model:
@@ -207,46 +302,17 @@ def load_released(workdir: str | os.PathLike[str]) -> Model:
       f"{workdir} has no private release: make one by launch.privacy --release."
     )
   config, preprocessor = folder.config(), folder.preprocessing()
-  like = _like(config, preprocessor)
-  leaves, structure = jax.tree.flatten((like.omega, like.params.theta))
-  with open(path, "rb") as file, np.load(file) as content:
-    arrays = {name: content[name] for name in content.files}
-  kernel = [arrays[f"kernel_{index}"] for index in range(len(leaves))]
-  omega, theta = jax.tree.unflatten(structure, map(jnp.asarray, kernel))
-  fields = ("gram", "moment", "energy", "count")
-  stats = blr.SufficientStats(*(jnp.asarray(arrays[name]) for name in fields))
-  fitted = blr.posterior(stats, *(arrays[name] for name in _SCALES))
+  arrays, _ = files.read_arrays(path)
+  with precision.float64():
+    shapes = prediction.state_shapes(config, preprocessor)
+    like = shapes.server
+    leaves, structure = jax.tree.flatten((like.omega, like.params.theta))
+    kernel = [arrays[f"kernel_{index}"] for index in range(len(leaves))]
+    omega, theta = jax.tree.unflatten(structure, kernel)
+    fields = ("gram", "moment", "energy", "count")
+    stats = blr.SufficientStats(*(jnp.asarray(arrays[name]) for name in fields))
+    fitted = blr.posterior(stats, *(arrays[name] for name in _SCALES))
+    stats, fitted = jax.device_get((stats, fitted))
   params = like.params.replace(theta=theta)
-  state = like.replace(omega=omega, params=params, stats=stats, posterior=fitted)
-  return Model(config, preprocessor, state)
-
-
-def _like(
-  config: ml_collections.ConfigDict,
-  preprocessor: Preprocessor,
-  num_clients: int = 1,
-  num_rows: int = 1,
-) -> Any:
-  """Shapes and types of the method's state; nothing is computed."""
-  return jax.eval_shape(
-    _algorithm(config).init,
-    jax.random.key(0),
-    _empty(config, (num_clients, num_rows, preprocessor.num_inputs)),
-  )
-
-
-def _algorithm(config: ml_collections.ConfigDict) -> algorithms.FederatedAlgorithm:
-  """The method on one device: where a model is used there may be fewer than before."""
-  here = ml_collections.ConfigDict(config.to_dict())
-  here.mesh = 1
-  here.with_noise = True  # Without, it is a way to score; a user wants bars of y.
-  return algorithms.method(here.method).build(here)
-
-
-def _empty(
-  config: ml_collections.ConfigDict, shape: tuple[int, int, int]
-) -> Federation:
-  """A federation of this shape [K, N, D], from which a method can be initialised."""
-  x = jnp.zeros(shape, config.dtype)
-  clients = Clients(x, x[:, :, 0], jnp.ones(shape[:2], bool))
-  return Federation(clients, ServerSet(x[0], x[0, :, 0]))
+  server = like.replace(omega=omega, params=params, stats=stats, posterior=fitted)
+  return Model(config, preprocessor, shapes.replace(server=server))

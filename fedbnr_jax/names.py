@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from fedbnr_jax.errors import InputError
+
 _MOST_LISTED = 20
 
 
@@ -30,3 +32,16 @@ def suggestion(name: str, known: Iterable[str]) -> str:
   near = difflib.get_close_matches(name.casefold(), by_fold, n=1)
   choice = f"choose from {listing(known)}"
   return f"did you mean {by_fold[near[0]]!r}? {choice}" if near else choice
+
+
+def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
+  """Raises InputError unless `value` is one of `choices`, and names the nearest one.
+
+  Args:
+    what: How the message calls the value, such as "config.method".
+    value: What the user wrote.
+    choices: What the user could have written.
+  """
+  choices = tuple(choices)
+  if value not in choices:
+    raise InputError(f"{what} is {value!r}: {suggestion(value, choices)}.")

@@ -1,13 +1,15 @@
 """Differentially private release of the last layer's statistics.
 
-Features [cos, sin] of S draws have the same norm, squared c = S/(S−1), whatever the
-row, so the statistics have a sensitivity without clipping features. With targets
-clipped to |y| ≤ Y, one row changes the augmented Gram matrix Σ uuᵀ, u = [φ; ηy],
-η = √c/Y, by 2c in Frobenius norm at most. Gaussian noise on it makes Gram, moment and
-energy private together, and what is computed from them costs nothing more.
+The features [cos, sin] of S draws of ω have the same squared norm c = S/(S−1) for every
+row, so the statistics have a bounded sensitivity without clipping the features. With
+targets clipped to |y| ≤ Y, adding or removing one row changes the augmented Gram matrix
+Σ uuᵀ, u = [φ; ηy], η = √c/Y, by at most 2c in Frobenius norm. Gaussian noise on this
+matrix makes Gram, moment and energy private together; whatever is computed from the
+noisy matrix afterwards spends no further privacy.
 
-Covered: the rows' part in the statistics, once, with the kernel given. Not covered: the
-kernel's parameters, which were trained on the rows, and the standardisation.
+The promise covers one use of the rows in the statistics, for a given kernel. It does
+not cover the kernel's parameters, which were trained on the rows, nor the
+standardisation.
 """
 
 import math
@@ -18,61 +20,54 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbnr_jax.blr import SufficientStats, augmented_gram, fit_evidence, posterior
-from fedbnr_jax.blr.posterior import Posterior
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.gp.blr import SufficientStats, augmented_gram, fit_evidence, posterior
+from fedbnr_jax.gp.blr.posterior import Posterior
 
 NOT_COVERED = (
   "the kernel parameters, which were trained on the rows without noise, and the means "
   "and deviations of the standardisation; of the run's folder only released/ is private"
 )
-# Kernels whose features have one norm.
-CONSTANT_NORM = (
-  *("deep", "replicate", "gaussian", "laplacian", "cauchy"),
-  *("matern12", "matern32", "matern52"),
-)
-# The ridge is at least this part of the noise's spectral norm.
+# The ridge σ²/λ² is at least this fraction of the noise's spectral norm.
 _RIDGE = 0.25
-_MAX_EPSILON = 100.0  # Which promises nothing.
+_MAX_EPSILON = 100.0  # A larger ε promises nothing worth the name.
 
 
 class Mechanism(NamedTuple):
-  """One (ε, δ) release, for the addition or removal of one row."""
+  """One (ε, δ) release, which protects the addition or removal of one row."""
 
-  epsilon: float  # Infinite for none.
+  epsilon: float  # Infinite: no noise and no promise.
   delta: float
-  target_bound: float  # Y, in standard deviations of the target; not from the data.
-  num_samples: int  # S of the kernel.
-  # Noises that are added up: one where only the sum is seen, as under secure
-  # aggregation; one a client where each protects itself.
+  # Y: targets are clipped to so many standard deviations. It must not be computed from
+  # the rows.
+  target_bound: float
+  squared_norm: float  # c, the squared norm of every row's features.
+  # Number of independent noises in the sum: 1 where only the sum is seen, as under
+  # secure aggregation; the number of clients where each client adds its own.
   num_noises: int = 1
 
   @property
-  def norm_squared(self) -> float:
-    """c, of every row's features."""
-    return self.num_samples / (self.num_samples - 1)
-
-  @property
   def target_scale(self) -> float:
-    """η, by which the target is of the features' size."""
-    return math.sqrt(self.norm_squared) / self.target_bound
+    """η, which scales a clipped target to the norm of the features."""
+    return math.sqrt(self.squared_norm) / self.target_bound
 
   @property
   def sensitivity(self) -> float:
     """The most that one row changes the augmented Gram matrix, in Frobenius norm."""
-    return 2.0 * self.norm_squared
+    return 2.0 * self.squared_norm
 
   @property
   def noise_std(self) -> float:
-    """Of one noise on one entry of the packed triangle."""
+    """Standard deviation of one noise on one entry of the packed triangle."""
     return self.sensitivity * noise_multiplier(self.epsilon, self.delta)
 
   @property
   def total_noise_std(self) -> float:
+    """Standard deviation of the sum of all noises on one entry."""
     return math.sqrt(self.num_noises) * self.noise_std
 
   def check(self) -> None:
-    """Raises InputError for what is no mechanism."""
+    """Raises InputError if a field has a value that no mechanism can have."""
     if not (0 < self.epsilon <= _MAX_EPSILON or self.epsilon == math.inf):
       raise InputError(
         f"epsilon must be positive and at most {_MAX_EPSILON:g}, or infinite for no "
@@ -89,10 +84,12 @@ class Mechanism(NamedTuple):
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
-  """Standard deviation of the noise for a sensitivity of one, calibrated exactly.
+  """Returns the noise's standard deviation for a sensitivity of one.
+
+  It is the smallest one with which the Gaussian mechanism is (ε, δ) private.
 
   Raises:
-    InputError: If the library that accounts for privacy is not installed.
+    InputError: If dp_accounting, which computes it, is not installed.
   """
   if math.isinf(epsilon):
     return 0.0
@@ -106,7 +103,7 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def clip_targets(targets: np.ndarray, mechanism: Mechanism) -> np.ndarray:
-  """Standardised targets held to the bound, as every client does before it sums."""
+  """Clips standardised targets [N] to ±Y; each client does so before it sums."""
   bound = mechanism.target_bound
   return np.clip(targets, -bound, bound)
 
@@ -114,49 +111,82 @@ def clip_targets(targets: np.ndarray, mechanism: Mechanism) -> np.ndarray:
 def release(
   key: chex.PRNGKey, stats: SufficientStats, mechanism: Mechanism
 ) -> SufficientStats:
-  """Noisy statistics of clipped targets, repaired to be those of some rows.
-
-  The number of rows is not asked for: the trace of the Gram is c times it.
+  """Returns private statistics: noisy, and projected to be those of some rows.
 
   Args:
-    key: Of the noise.
-    stats: Summed over clients, targets clipped by `clip_targets`.
-    mechanism: What is promised.
+    key: Draws the noise. Whoever knows it can subtract the noise again.
+    stats: Sum over clients, with targets clipped by `clip_targets`.
+    mechanism: The promise; it determines how much noise is added.
+
+  Raises:
+    InputError: If a field of the mechanism is out of range.
   """
   mechanism.check()
+  return add_noise(key, stats, mechanism, mechanism.total_noise_std)
+
+
+def add_noise(
+  key: chex.PRNGKey,
+  stats: SufficientStats,
+  mechanism: Mechanism,
+  noise_std: float | jax.Array,
+) -> SufficientStats:
+  """Adds noise of a given size; `release` for a standard deviation that is traced.
+
+  The number of rows costs no noise of its own: the trace of the Gram is c times it.
+
+  Args:
+    key: Draws the noise.
+    stats: Sum over clients, with clipped targets.
+    mechanism: Only its `squared_norm` and `target_bound` are used.
+    noise_std: [], on one entry of the packed triangle.
+  """
   gram = augmented_gram(stats, mechanism.target_scale)
-  noisy = gram + symmetric_noise(key, gram, mechanism.total_noise_std)
+  noisy = gram + symmetric_noise(key, gram, noise_std)
   (num_features,) = stats.moment.shape
-  # Before the repair, which is biased.
+  # The trace is read before the projection below, which would bias it upwards.
   trace = jnp.trace(noisy[:num_features, :num_features])
   values, vectors = jnp.linalg.eigh(noisy)
-  # Of the whole matrix: no moment without energy, no negative noise.
-  kept = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
-  sound = jnp.matmul(kept, kept.T, precision="highest")
+  # Clipping the eigenvalues of the whole augmented matrix keeps its parts consistent:
+  # no moment without energy, and a residual that is not negative.
+  root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
+  projected = jnp.matmul(root, root.T, precision="highest")
   scale = mechanism.target_scale
   return SufficientStats(
-    gram=sound[:num_features, :num_features],
-    moment=sound[:num_features, num_features] / scale,
-    energy=sound[num_features, num_features] / scale**2,
-    count=jnp.maximum(trace / mechanism.norm_squared, 1.0),
+    gram=projected[:num_features, :num_features],
+    moment=projected[:num_features, num_features] / scale,
+    energy=projected[num_features, num_features] / scale**2,
+    count=jnp.maximum(trace / mechanism.squared_norm, 1.0),
   )
 
 
-def private_posterior(stats: SufficientStats, mechanism: Mechanism) -> Posterior:
-  """The posterior of released statistics.
+def private_posterior(
+  stats: SufficientStats, noise_std: float | jax.Array
+) -> Posterior:
+  """Returns the posterior of released statistics, with σ and λ by their evidence.
 
-  σ and λ by their evidence, with a ridge that is not below a part of the noise's
-  spectral norm: without, ρ follows the noise.
+  The ridge σ²/λ² is kept above a fraction of the noise's spectral norm, because the
+  evidence alone would fit the noise.
+
+  Args:
+    stats: Statistics with noise, as by `release`.
+    noise_std: [], the noise that they hold: the mechanism's `total_noise_std`.
   """
-  norm = mechanism.total_noise_std * math.sqrt(2.0 * stats.moment.shape[0])
-  max_rho = None if norm == 0 else 1.0 / (_RIDGE * norm)
+  dtype = stats.gram.dtype
+  spectral_norm = noise_std * math.sqrt(2.0 * stats.moment.shape[0])
+  # Infinite, and so no bound, where there is no noise.
+  max_rho = 1.0 / (_RIDGE * jnp.asarray(spectral_norm, dtype))
   return posterior(stats, *fit_evidence(stats, max_rho))
 
 
-def symmetric_noise(key: chex.PRNGKey, like: jax.Array, std: float) -> jax.Array:
-  """Noise of std `std` on every entry of the triangle, off-diagonal ones times √2.
+def symmetric_noise(
+  key: chex.PRNGKey, like: jax.Array, std: float | jax.Array
+) -> jax.Array:
+  """Draws a symmetric matrix [M, M]: std on the diagonal, std/√2 beside it.
 
-  Packed so, the norm of a triangle is the Frobenius norm of its matrix.
+  If a triangle is packed with its off-diagonal entries times √2, so that its norm is
+  the Frobenius norm of the matrix, then this is independent noise of `std` on every
+  entry of the packed triangle.
   """
   draw = jax.random.normal(key, like.shape, like.dtype)
   upper = jnp.triu(draw, 1)
@@ -167,9 +197,10 @@ def symmetric_noise(key: chex.PRNGKey, like: jax.Array, std: float) -> jax.Array
 
 
 def recovered_features(gram: np.ndarray, num_rows: int) -> np.ndarray:
-  """What a scatter matrix [M, M] of few rows gives away: features [n, M].
+  """Returns the features [n, M] that a Gram matrix [M, M] of few rows gives away.
 
-  They are those of the rows up to a rotation among them; of one row, up to its sign.
+  They equal the rows' features up to a rotation among the rows; for a single row, up to
+  its sign.
   """
   values, vectors = np.linalg.eigh(gram)
   values, vectors = values[::-1][:num_rows], vectors[:, ::-1][:, :num_rows]
@@ -177,7 +208,7 @@ def recovered_features(gram: np.ndarray, num_rows: int) -> np.ndarray:
 
 
 def similarity(guess: np.ndarray, truth: np.ndarray) -> float:
-  """|cos| of the angle between two feature vectors [M]: 1 for one and the same row."""
+  """Returns |cos| of the angle between two feature vectors [M]; 1 for the same row."""
   norms = np.linalg.norm(guess) * np.linalg.norm(truth)
   return float(np.abs(guess @ truth) / max(norms, 1e-300))
 
@@ -185,19 +216,20 @@ def similarity(guess: np.ndarray, truth: np.ndarray) -> float:
 def membership_advantage(
   gram: np.ndarray, members: np.ndarray, others: np.ndarray
 ) -> float:
-  """How well a scatter matrix tells rows that are in it from rows that are not.
+  """Measures how well a Gram matrix separates its own rows from other rows.
 
-  The attacker knows the kernel and has candidates, and guesses those to be in whose
-  features lie in the span of the matrix: φᵀ(S + τI)⁻¹φ is small.
+  The attacker knows the kernel, has candidate rows, and guesses that a candidate is a
+  member if its features lie in the span of the matrix, that is if φᵀ(G + τI)⁻¹φ is
+  small.
 
   Args:
-    gram: [M, M], bare, noised or summed.
-    members: [n, M] features of rows that are in.
+    gram: [M, M], exact or noisy.
+    members: [n, M] features of rows that are in the matrix.
     others: [k, M] features of rows that are not.
 
   Returns:
-    Probability that a member is ranked before another row: 1 if it tells all, ½ if it
-    tells nothing.
+    The probability that a member is ranked before another row: 1 if the matrix
+    separates them perfectly, ½ if it says nothing.
   """
   values, vectors = np.linalg.eigh(gram)
   floor = 1e-9 * max(values[-1], 1e-300)

@@ -10,15 +10,6 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A sweep gives each of its processes a core. One thread a core is several times the
-# throughput of programs that share all cores.
-_core = os.environ.get("FEDBNR_CORE")
-if _core is not None:
-  _flags = os.environ.get("XLA_FLAGS", "")
-  os.environ["XLA_FLAGS"] = f"{_flags} --xla_cpu_multi_thread_eigen=false".strip()
-  if hasattr(os, "sched_setaffinity"):  # Linux.
-    os.sched_setaffinity(0, {int(_core)})
-
 # Several host devices on few cores hang when factors of matrices wait for one another
 # in a thread pool of as many threads as cores.
 if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):

@@ -1,11 +1,12 @@
-"""How fast a round is, beside the matrix products that it cannot do without.
+"""Times a round, and the matrix products that it cannot do without.
 
 python -m launch.benchmark                  a table of five shapes
 python -m launch.benchmark --clients=100 --rows=34 --inputs=18 --width=200 --json
 
-A round is broadcast, local steps, mean: no last layer, no evaluation. It runs on one
-pinned single-threaded process a core that share the clients (--local_processes), and,
-in turns with it, so does a float32 product of 2000² matrices, whose rate is the bound.
+A round is broadcast, local steps and mean, without last layer and evaluation. Clients
+are shared by one pinned single-threaded process per core (--local_processes). In turns
+with the rounds, the same processes multiply float32 matrices of 2000 × 2000; the rate
+of these products bounds the speed of a round.
 """
 
 import dataclasses
@@ -22,27 +23,33 @@ import numpy as np
 from absl import flags
 from jax.experimental import multihost_utils
 
-from fedbnr_jax import aggregation, devices, urk
-from fedbnr_jax.algorithms.base import FederatedAlgorithm, ServerState, Stage
 from fedbnr_jax.algorithms.fedbnr import fedbnr
-from fedbnr_jax.federation import Clients, Federation
-from fedbnr_jax.mapping import Placement, client_mesh
-from fedbnr_jax.optimizers import adam
-from fedbnr_jax.processes import is_first
-from fedbnr_jax.streaming import streamed
+from fedbnr_jax.federated import aggregation
+from fedbnr_jax.federated import placement as placement_lib
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm
+from fedbnr_jax.federated.exchange import Stage
+from fedbnr_jax.federated.federation import Federation, Rows
+from fedbnr_jax.federated.host_chunks import streamed
+from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.federated.placement import Placement, client_mesh
+from fedbnr_jax.federated.state import State
+from fedbnr_jax.gp import urk
+from fedbnr_jax.run.processes import is_first
 from launch import common, distributed
 
-_CLIENTS = flags.DEFINE_integer("clients", 100, "K.", 1)
-_ROWS = flags.DEFINE_integer("rows", 34, "N, of each client.", 1)
-_INPUTS = flags.DEFINE_integer("inputs", 18, "D.", 1)
+_CLIENTS = flags.DEFINE_integer("clients", 100, "K, the number of clients.", 1)
+_ROWS = flags.DEFINE_integer("rows", 34, "N, rows of each client.", 1)
+_INPUTS = flags.DEFINE_integer("inputs", 18, "D, inputs of a row.", 1)
 _WIDTH = flags.DEFINE_integer("width", 200, "Hidden units of the extractor.", 1)
 _LATENT = flags.DEFINE_integer("latent", 5, "Size of the latent space.", 1)
 _SAMPLES = flags.DEFINE_integer("samples", 50, "S; there are 2S features.", 2)
 _STEPS = flags.DEFINE_integer("local_steps", 50, "Steps of a client in a round.", 1)
-_BATCH = flags.DEFINE_integer("client_batch_size", 0, "At a time; 0: automatic.", 0)
-_STREAM = flags.DEFINE_integer("stream_clients", 0, "On the device; 0: all.", 0)
+_BATCH = flags.DEFINE_integer(
+  "client_batch_size", 0, "Clients at once; 0: automatic.", 0
+)
+_STREAM = flags.DEFINE_integer("stream_clients", 0, "Clients on the device; 0: all.", 0)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "Rounds timed; the best counts.", 1)
-_JSON = flags.DEFINE_bool("json", False, "One shape, as a line of JSON.")
+_JSON = flags.DEFINE_bool("json", False, "Times one shape; a line of JSON.")
 _X64 = flags.DEFINE_bool("float64", True, "Float64 for the small linear algebra.")
 
 _GEMM_SIZE = 2000
@@ -51,7 +58,7 @@ _CHUNK = 1000  # Clients whose rows are made at a time.
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """What is timed."""
+  """The sizes of a round that is timed."""
 
   clients: int
   rows: int
@@ -63,14 +70,15 @@ class Shape:
 
   @property
   def flops(self) -> int:
-    """Of the matrix products of a round, forward and backward."""
+    """Operations in the matrix products of a round, forward and backward."""
     rows, features = self.clients * self.rows, 2 * self.samples
     network = 6 * rows * self.width * (self.inputs + self.latent)
     likelihood = 6 * rows * features * min(self.rows, features)
     return self.local_steps * (network + likelihood)
 
 
-# Skillcraft at 100 and 10 clients, twice as wide, and CCPP at 10 and 100.
+# Skillcraft with 100 and 10 clients, with 10 clients and a wider network, and CCPP with
+# 10 and 100 clients.
 TABLE = (
   Shape(100, 34, 18, 200),
   Shape(10, 332, 18, 200),
@@ -81,7 +89,7 @@ TABLE = (
 
 
 def main() -> None:
-  # Measured to be the fastest way on a CPU; of a training it is a choice.
+  # One process per core was measured to be the fastest; a training may choose.
   num_local = distributed.num_local(default="auto")
   if num_local > 1:
     sys.exit(distributed.run_locally("launch.benchmark", num_local))
@@ -111,6 +119,7 @@ def main() -> None:
 
 
 def table_row(shape: Shape, result: dict[str, Any]) -> str:
+  """Formats the result of one shape as a row of Markdown."""
   per_epoch = 1e3 / result["local_steps"]
   return (
     f"| {shape.clients} x {shape.rows}, {shape.inputs}, {shape.width} "
@@ -122,7 +131,7 @@ def table_row(shape: Shape, result: dict[str, Any]) -> str:
 
 
 def measure(shape: Shape) -> dict[str, Any]:
-  """Times rounds of this shape and products of matrices in turns."""
+  """Times rounds of this shape and matrix products, in turns."""
   mesh = client_mesh(0)
   algorithm = build(shape, Placement(_BATCH.value or None, mesh))
   start = time.perf_counter()
@@ -134,7 +143,7 @@ def measure(shape: Shape) -> dict[str, Any]:
   for _ in range(_REPEATS.value):
     rounds.append(timed(run))
     rates.append(sum_over_processes(2e-9 * _GEMM_SIZE**3 / timed(product)))
-  # A round ends when the last process is done; all measure the same.
+  # A round ends when the last process is done, so all processes measure the same.
   seconds, peak = min(rounds), max(rates)
   bound = shape.flops / (peak * 1e9)
   return dataclasses.asdict(shape) | {
@@ -157,7 +166,7 @@ def measure(shape: Shape) -> dict[str, Any]:
 
 
 def build(shape: Shape, placement: Placement) -> FederatedAlgorithm:
-  """FedBNR without its last layer."""
+  """Builds FedBNR without its last layer."""
   whole = fedbnr(
     urk.deep(shape.samples, shape.width, latent_size=shape.latent, length_scale=10.0),
     adam(1e-2),
@@ -169,44 +178,46 @@ def build(shape: Shape, placement: Placement) -> FederatedAlgorithm:
 
 
 def prepare_round(shape: Shape, algorithm: FederatedAlgorithm) -> Callable[[], Any]:
-  """A function that runs one round from the initial state and waits for it."""
+  """Returns a function that runs one round from the initial state and waits."""
   mesh = algorithm.placement.mesh
-  key = devices.replicate_key(jax.random.key(0), mesh)
+  key = placement_lib.replicate_key(jax.random.key(0), mesh)
   if _STREAM.value:
     federation = Federation(host_rows(shape))
-    one_round: Callable[..., Any] = streamed(algorithm, _STREAM.value).jit()
+    one_round: Callable[..., Any] = streamed(algorithm, _STREAM.value, jax.jit)
   else:
     federation = device_rows(shape, algorithm)
     one_round = jax.jit(algorithm.round)
-  state: ServerState = jax.jit(algorithm.init)(key, federation)
+  state: State = jax.jit(algorithm.init)(key, federation)
   return lambda: jax.block_until_ready(one_round(key, state, federation))
 
 
 def device_rows(shape: Shape, algorithm: FederatedAlgorithm) -> Federation:
-  """Rows made on the devices that hold them, a few clients at a time."""
+  """Makes rows on the devices that hold them, a few clients at a time."""
   mesh = algorithm.placement.mesh
   num_devices = 1 if mesh is None else mesh.size
   missing = -shape.clients % num_devices
   numbers = np.arange(shape.clients + missing, dtype=np.int32)
 
-  def client(number: jax.Array) -> Clients:
+  def client(number: jax.Array) -> Rows:
     key_x, key_y = jax.random.split(jax.random.fold_in(jax.random.key(1), number))
     x = jax.random.normal(key_x, (shape.rows, shape.inputs), jnp.float32)
     noise = jax.random.normal(key_y, (shape.rows,), jnp.float32)
     y = jnp.sin(3.0 * x[:, 0]) + 0.3 * noise
-    return Clients(x, y, jnp.full((shape.rows,), number < shape.clients))
+    return Rows(x, y, jnp.full((shape.rows,), number < shape.clients))
 
-  def make(numbers: jax.Array) -> Clients:
+  def make(numbers: jax.Array) -> Rows:
     return jax.lax.map(client, numbers, batch_size=min(_CHUNK, numbers.shape[0]))
 
   if mesh is not None:
     part = jax.sharding.PartitionSpec("clients")
     make = jax.shard_map(make, mesh=mesh, in_specs=part, out_specs=part)
-  return Federation(jax.jit(make)(devices.share(numbers, mesh)), num_padding=missing)
+  return Federation(
+    jax.jit(make)(placement_lib.share(numbers, mesh)), num_padding=missing
+  )
 
 
 def host_rows(shape: Shape) -> Any:
-  """Rows of the same kind in host memory."""
+  """Makes rows of the same kind in host memory."""
   rng = np.random.default_rng(1)
   size = (shape.clients, shape.rows)
   x = np.empty((*size, shape.inputs), np.float32)
@@ -217,11 +228,11 @@ def host_rows(shape: Shape) -> Any:
     rng.standard_normal(dtype=np.float32, out=y[some])
     y[some] = np.sin(3.0 * x[some, :, 0]) + np.float32(0.3) * y[some]
   arrays: Any = (x, y, np.ones(size, bool))
-  return Clients(*arrays)
+  return Rows(*arrays)
 
 
 def prepare_product() -> Callable[[], Any]:
-  """A product of matrices on this process's cores alone."""
+  """Returns a function that multiplies matrices on this process's cores alone."""
   device = jax.local_devices()[0]
   size = (_GEMM_SIZE, _GEMM_SIZE)
   matrix = jax.device_put(np.ones(size, np.float32), device)
@@ -231,7 +242,7 @@ def prepare_product() -> Callable[[], Any]:
 
 
 def timed(run: Callable[[], Any]) -> float:
-  """Seconds of one run that all processes start together."""
+  """Times one run that all processes start together, in seconds."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices("start")
   start = time.perf_counter()
@@ -240,19 +251,20 @@ def timed(run: Callable[[], Any]) -> float:
 
 
 def sum_over_processes(value: float) -> float:
+  """Adds up a number that each process measured."""
   if jax.process_count() == 1:
     return value
   return float(np.sum(multihost_utils.process_allgather(np.asarray(value))))
 
 
 def peak_rss_mb() -> float:
-  """The most memory that this process has ever held."""
+  """Returns the most memory that this process has ever held."""
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def federation_mb(shape: Shape) -> float:
-  """Of the rows themselves: x and y in float32, and the mask."""
+  """Returns the size of the rows: x and y in float32, and the mask."""
   return shape.clients * shape.rows * (4 * shape.inputs + 4 + 1) / 2**20
 
 

@@ -1,4 +1,4 @@
-"""What every program does first and last: set JAX up, and tell errors in one line."""
+"""What every program does first and last: set up JAX, print errors in one line."""
 
 import contextlib
 import itertools
@@ -6,12 +6,10 @@ import os
 import pathlib
 import re
 import select
-import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import NoReturn
 
 import jax
@@ -19,48 +17,34 @@ import ml_collections
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from fedbnr_jax import experiment
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder
-from fedbnr_jax.training import NonFiniteError
+from fedbnr_jax.files import cache_folder
+from fedbnr_jax.run.training import NonFiniteError
 
 CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
-# Of several programs, and defined once: tests import them all into one process.
+# Several programs have these: defined once, for tests import them into one process.
 OUTPUT = flags.DEFINE_string("output", None, "File or folder to write.")
 SEEDS = flags.DEFINE_integer("seeds", 10, "Repetitions: seeds 0, 1, ...", 2)
 
 _WRONG_INPUT = 2
 _NOT_FINITE = 3
 _NOBODY_READS = 141  # What a shell says of a program that SIGPIPE has ended.
-# What JAX says when a process that it sums with has gone.
+# Matches JAX's errors when a process that it sums with has gone.
 _COLLECTIVE = re.compile("(?i)gloo|collective|coordination|connection (closed|reset)")
-
-
-def cache_folder() -> pathlib.Path:
-  """Where downloads and compiled programs are kept between runs."""
-  home = os.environ.get("FEDBNR_CACHE_DIR") or "~/.cache/fedbnr_jax"
-  return pathlib.Path(home).expanduser()
 
 
 def set_up_jax() -> None:
   """Float64 for phase 2, and compiled programs kept on disk for the next start."""
-  if "JAX_ENABLE_X64" not in os.environ:  # Which says otherwise where there is none.
+  if "JAX_ENABLE_X64" not in os.environ:  # It is set to 0 where there is no float64.
     jax.config.update("jax_enable_x64", True)
   jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
   # Also the small ones: a start has a hundred of them, a quarter of its time.
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   # jax writes in place: an entry that another process is writing is a miss.
   warnings.filterwarnings("ignore", "Error .* persistent compilation cache entry")
-  logging.set_verbosity(logging.ERROR)  # Orbax tells of every file it writes.
+  logging.set_verbosity(logging.ERROR)  # JAX logs every step of joining processes.
   warnings.showwarning = _one_line_warning
-
-
-def available_cores() -> list[int]:
-  """The cores that this process may use."""
-  if hasattr(os, "sched_getaffinity"):  # Linux.
-    return sorted(os.sched_getaffinity(0))
-  return list(range(os.cpu_count() or 1))
 
 
 def workdir() -> str:
@@ -77,46 +61,9 @@ def config() -> ml_collections.ConfigDict:
   return CONFIG.value
 
 
-def is_finished(folder: RunFolder, config: ml_collections.ConfigDict) -> bool:
-  """Whether the folder holds a finished run of this config.
-
-  Raises:
-    InputError: If it holds one of another config, or of rows that have changed since.
-  """
-  folder.check(config)
-  if folder.summary() is None:
-    return False
-  # Other data than a table cannot have changed; and a table may be gone by now.
-  if config.data.source == "table" and pathlib.Path(config.data.path).is_file():
-    with warnings.catch_warnings(action="ignore"):  # The training has told them.
-      dataset = experiment.load_dataset(config)
-    for own in (folder, *seed_folders(folder, config)):
-      own.check_data(dataset)
-  return True
-
-
-def seed_folders(
-  folder: RunFolder, config: ml_collections.ConfigDict
-) -> list[RunFolder]:
-  """Of a training of several seeds, the folder of each."""
-  seeds = range(config.seed, config.seed + config.num_seeds)
-  return [RunFolder(folder.path / f"seed_{seed}") for seed in seeds]
-
-
-def interrupt(signal_number: int, frame: FrameType | None) -> None:
-  """Handles a signal to stop: from here on, whatever fails does so because of it.
-
-  Orbax would log the interruption of its waiting as a failure, with a traceback.
-  """
-  logging.set_verbosity(logging.FATAL)
-  raise KeyboardInterrupt
-
-
 def run(main: Callable[[], None]) -> NoReturn:
   """Runs `main` as `absl.app.run` does, with errors of input in one line."""
   set_up_jax()
-  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Not ignored.
-    signal.signal(signal.SIGINT, interrupt)
 
   def guarded(argv: Sequence[str]) -> None:
     if len(argv) > 1:
@@ -150,10 +97,10 @@ def run(main: Callable[[], None]) -> NoReturn:
 def _nobody_reads() -> bool:
   """Whether the output goes to a pipe that was closed, as by `| head`."""
   waiting = select.poll()
-  waiting.register(sys.stdout, 0)  # Of which an error is told unasked.
+  waiting.register(sys.stdout, 0)  # Errors are reported whatever is asked for.
   if not waiting.poll(0):
     return False
-  # Or the last flush, when Python ends, would tell of it.
+  # The last flush, when Python ends, would fail again.
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   return True
 
@@ -182,7 +129,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
       fail(f"config file {path!r} does not exist: see the files in configs/.")
   try:
     return flags.FLAGS(argv)
-  except BrokenPipeError:  # Of --help.
+  except BrokenPipeError:  # Nobody reads what --help prints.
     _nobody_reads()
     sys.exit(_NOBODY_READS)
   except (

@@ -8,13 +8,11 @@ target's unit, noise included.
 
 import warnings
 
-import jax
 from absl import flags
 
 from fedbnr_jax import model
 from fedbnr_jax.data import read_table, write_table
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder
 from launch import common
 
 _INPUT = flags.DEFINE_string("input", None, "Table to predict.")
@@ -43,13 +41,13 @@ def predict(
 ) -> None:
   """Adds the predicted columns to the table `source` and writes it to `target`."""
   trained = model.load_released(workdir) if released else model.load(workdir)
-  if not released and RunFolder(workdir).summary() is None:
+  if not released and not trained.summary:
     warnings.warn(
       f"the training in {workdir} is not finished: this is its best model so far.",
       stacklevel=2,
     )
   table = read_table(source)
-  predicted = trained.predict(table, transform=jax.jit, client=client)
+  predicted = trained.predict(table, client=client)
   clash = [name for name in predicted.columns if name in table.columns]
   if clash:
     raise InputError(

@@ -4,10 +4,11 @@ python -m launch.tables --results=results/paper_table.csv [--output=DIR]
 python -m launch.tables --results=runs/mine/results.csv --brief
 python -m launch.tables --results=runs/num_samples/results.csv --validation
 
-In Markdown, with SEM and marks of significance, and in how many cells the paper's
-claims hold. With --output they are written too: tables.md, tables.tex, tables.csv and
-figure.png in that folder. --brief has one line a cell, also of sweeps over other
-settings; --validation the scores on validation rows, by which settings are chosen.
+The tables are in Markdown, with standard errors and marks of significance, followed by
+the number of cells in which the paper's claims hold. With --output, tables.md,
+tables.tex, tables.csv and figure.png are written into that folder. --brief prints one
+line per cell, also for sweeps over other settings; --validation prints the scores on
+validation rows, by which settings are chosen.
 """
 
 import os
@@ -16,12 +17,12 @@ import pathlib
 from absl import flags
 
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import usable
+from fedbnr_jax.files import explain_os_errors
 from fedbnr_jax.report import paper_formats, paper_tables, score_figure, tables
 from launch import common
 
 _RESULTS = flags.DEFINE_list("results", [], "The results.csv of one sweep or more.")
-_BRIEF = flags.DEFINE_bool("brief", False, "One line a cell and setting.")
+_BRIEF = flags.DEFINE_bool("brief", False, "One line per cell and setting.")
 _VALIDATION = flags.DEFINE_bool("validation", False, "Scores on validation rows.")
 
 
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def show(*paths: str | os.PathLike[str], validation: bool = False) -> None:
-  """Prints one line a cell and setting of the results in `paths`."""
+  """Prints one line per cell and setting of the results in `paths`."""
   results = tables.read_results(*paths)
   table = tables.on_validation if validation else tables.beside_paper
   print(tables.markdown(table(results)))
@@ -54,7 +55,7 @@ def show_paper(
   print(paper_formats.markdown(cells))
   if output:
     folder = pathlib.Path(output)
-    with usable(folder, "--output"):
+    with explain_os_errors(folder, "--output"):
       folder.mkdir(parents=True, exist_ok=True)
       paper_formats.write(cells, folder)
       score_figure.scores(cells, folder / "figure.png")

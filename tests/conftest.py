@@ -15,8 +15,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 if _ONE_THREAD not in os.environ.get("XLA_FLAGS", ""):
-  _flags = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_THREAD}"
-  os.environ["XLA_FLAGS"] = _flags.strip()
+  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_THREAD}".strip()
+# Nearly all of the suite's time is compilation, and its programs run for moments: code
+# that is quick to make is wanted, here and in processes that tests start.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

@@ -15,44 +15,36 @@ import sys
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SECONDS = 240
 
-_EXPERTS = {"method": "fedloc", "kernel": "deep", "fedloc__num_inducing": 3}
-# Fields of a training, and of the one it must equal: that on one device, at once.
-TRAININGS = {
-  "two devices": ({"mesh": 2, "client_batch_size": 1}, {}),
-  "a network on four devices": (
-    {"mesh": 4, "client_batch_size": 1, "kernel": "deep"},
-    {"kernel": "deep"},
-  ),
-  "four devices streamed": ({"mesh": 4, "stream_clients": 2}, {}),
-  "some clients on four devices": (
-    {"mesh": 4, "client_batch_size": 1, "participation": 0.5},
-    {"participation": 0.5},
-  ),
-  "some clients streamed in portions": (
-    {"mesh": 1, "client_batch_size": 2, "stream_clients": 3, "participation": 0.5},
-    {"participation": 0.5},
-  ),
-  "distilled on four devices": (
-    {"mesh": 4, "client_batch_size": 1, "method": "fedbnr-kd"},
-    {"method": "fedbnr-kd"},
-  ),
-  "global evidence on four devices": (
-    {"mesh": 4, "client_batch_size": 1, "method": "fedbnr-ev"},
-    {"method": "fedbnr-ev"},
-  ),
-  "exact gradients on four devices": (
-    {"mesh": 4, "client_batch_size": 1, "method": "fedbnr-exact"},
-    {"method": "fedbnr-exact"},
-  ),
-  "a model each on four devices": (
-    {"mesh": 4, "client_batch_size": 1, "method": "local+local"},
-    {"method": "local+local"},
-  ),
-  "experts on four devices": (
-    {"mesh": 4, "client_batch_size": 1} | _EXPERTS,
-    _EXPERTS,
-  ),
+# Method and fields of two rounds. Without the fields of LAYOUT they are rounds on one
+# device, of all clients at once, as other tests have compiled them already: the same
+# must come out.
+LAYOUT = ("mesh", "client_batch_size", "stream_clients")
+_SOME = {"participation": 0.6, "dropout": 0.3}
+ROUNDS = {
+  "distilled, with evidence": {"method": "fedbnr-kd-ev", "mesh": 4},
+  "exact gradients through a network": {
+    "method": "fedbnr-exact",
+    "kernel": "deep",
+    "num_local_steps": 10,
+    "learning_rate": 0.01,
+    "mesh": 4,
+    "client_batch_size": 1,
+  },
+  "a kernel each, of some clients": {
+    "method": "local+global",
+    "mesh": 4,
+    "client_batch_size": 1,
+    **_SOME,
+  },
+  "a kernel each, of some clients, streamed": {
+    "method": "local+global",
+    "mesh": 4,
+    "stream_clients": 2,
+    **_SOME,
+  },
+  "experts": {"method": "fedloc", "mesh": 4},
 }
+FLOAT32 = {"method": "fedbnr-exact", "dtype": "float32", "mesh": 4}
 
 
 @functools.cache
@@ -81,66 +73,81 @@ def results() -> dict:
 def main() -> None:
   import jax
 
-  from launch import common
+  from tests import conftest
 
-  common.set_up_jax()
-  jax.config.update("jax_numpy_dtype_promotion", "strict")
+  del conftest  # Imported for its settings of JAX.
   assert len(jax.devices()) == 4
   found = {
-    "trainings": {
-      name: _difference(_compared(fields), _compared(plain))
-      for name, (fields, plain) in TRAININGS.items()
-    },
-    "float32": _float32(),
+    "rounds": {name: _numbers(*_rounds(**fields)) for name, fields in ROUNDS.items()},
+    "training": _numbers(*_training(mesh=2, client_batch_size=1)),
+    "float32": _numbers(*_rounds(**FLOAT32)),
     "padding": _padding(),
   }
   print(json.dumps(found))
 
 
-@functools.cache
-def _state(**fields):
-  """The state after two rounds of five clients, and what it predicts."""
+def of_weight(state, predictions) -> list:
+  """The arrays in which a layout may show: kernels, statistics and predictions."""
   import jax
 
-  from fedbnr_jax import experiment, training
-  from tests.runs import tiny
-
-  sizes = {"num_clients": 5, "num_rounds": 2, "kd__num_steps": 2}
-  # A kernel without a network: it is the layout that is tested, and compiled often.
-  common = sizes | {"kernel": "gaussian", "dtype": "float64", "mesh": 1}
-  built = experiment.build(tiny(**(common | fields)))
-  program = training.jit(training.make_program(built))
-  result = training.train(built, program)
-  assert len(result.history) == 2
-  return result.state, jax.device_get(program.predict(result.state, built.test.x))
+  own = getattr(state.own, "params", ()) or getattr(state.own, "multipliers", ())
+  return jax.tree.leaves((state.server.params, state.server.stats, own, predictions))
 
 
-def _compared(fields: dict):
-  """Parameters, statistics and predictions: what weighs nothing may differ."""
-  state, predictions = _state(**fields)
-  return state.params, state.stats, predictions
+def _numbers(state, predictions) -> list[list[float]]:
+  import numpy as np
+
+  return [np.ravel(leaf).tolist() for leaf in of_weight(state, predictions)]
 
 
-def _float32() -> dict[str, float]:
-  """The paper's kernel on four devices and on one: differences of what."""
-  fields = {"dtype": "float32", "kernel": "deep"}
-  one, four = _state(**fields), _state(mesh=4, **fields)
-  return {
-    "state": _difference(four[0], one[0]),
-    "predictions": _difference(four[1], one[1]),
-  }
-
-
-def _difference(one, other) -> float:
+def difference(one, other) -> float:
   """The largest, over arrays, of ‖a − b‖ / ‖b‖."""
-  import jax
   import numpy as np
 
   def relative(a, b) -> float:
-    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    a, b = np.ravel(np.asarray(a, np.float64)), np.ravel(np.asarray(b, np.float64))
     return float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-12))
 
-  return max(jax.tree.leaves(jax.tree.map(relative, one, other)))
+  return max(relative(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _rounds(**fields):
+  """The state after two rounds of five clients, and what it predicts."""
+  import jax
+  import numpy as np
+
+  from fedbnr_jax.federated import placement
+  from fedbnr_jax.federated.host_chunks import streamed
+  from tests import methods
+
+  algorithm = methods.built(**fields)
+  mesh = algorithm.placement.mesh
+  data = methods.small(dtype=np.dtype(fields.get("dtype", "float64")))
+  x, chunk = data.clients.x[3], fields.get("stream_clients")
+  if not chunk:
+    data = placement.put_federation(data, mesh)
+  key = placement.replicate_key(methods.KEY, mesh)
+  state = jax.jit(algorithm.init)(key, data)
+  round_ = streamed(algorithm, chunk, jax.jit) if chunk else jax.jit(algorithm.round)
+  for number in range(2):
+    key = placement.replicate_key(jax.random.key(number), mesh)
+    state, _ = round_(key, state, data)
+  state = jax.device_get(state)
+  return state, jax.jit(algorithm.predict)(state, x)
+
+
+def _training(**layout):
+  """The best state of a training, and what it predicts."""
+  import jax
+
+  from fedbnr_jax.run import experiment, training
+  from fedbnr_jax.run.program import make_program
+  from tests import methods, runs
+
+  built = experiment.build(runs.tiny(**(methods.SOME_ROUNDS | layout)))
+  program = make_program(built.algorithm, transform=jax.jit)
+  result = training.train(built, program)
+  return result.state, program.predict(result.state, built.test.x)
 
 
 def _padding() -> dict:
@@ -148,18 +155,13 @@ def _padding() -> dict:
   import jax
   import numpy as np
 
-  from fedbnr_jax import devices, federation, mapping
+  from fedbnr_jax.federated import placement
+  from tests import methods
 
-  rng = np.random.default_rng(0)
-  parts = np.array_split(np.arange(23), 5)
-  built = federation.build(
-    rng.normal(size=(23, 2)), rng.normal(size=23), parts, on_host=True
-  )
-  server = federation.ServerSet(rng.normal(size=(3, 2)), rng.normal(size=3))
-  built = built.replace(server=server)
-  mesh = mapping.client_mesh(4)
-  put = devices.put_federation(built, mesh)
-  key = devices.replicate_key(jax.random.key(3), mesh)
+  built = methods.small()
+  mesh = placement.client_mesh(4)
+  put = placement.put_federation(built, mesh)
+  key = placement.replicate_key(jax.random.key(3), mesh)
   y = np.asarray(put.clients.y)
   return {
     "num_clients": put.num_clients,

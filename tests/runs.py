@@ -1,5 +1,6 @@
 """What several tests share: tiny runs, and checks of what they leave behind."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -11,10 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbnr_jax import config as config_lib
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder
+from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run.records import RunFolder
 
 
 def once(tmp_path_factory, name: str, make):
@@ -73,8 +74,7 @@ class StopError(Exception):
 
 def claimed(path: pathlib.Path, experiment) -> RunFolder:
   folder = RunFolder(path)
-  folder.claim(experiment.config)
-  folder.write_preprocessing(experiment.preprocessor)
+  folder.claim_experiment(experiment)
   return folder
 
 
@@ -86,6 +86,18 @@ def stop_after(number: int):
       raise StopError
 
   return on_round
+
+
+@contextlib.contextmanager
+def quick_compiler():
+  """Has XLA compile fast to slow code, for programs that run for milliseconds."""
+  name = "jax_disable_most_optimizations"
+  before = jax.config.values[name]
+  jax.config.update(name, True)
+  try:
+    yield
+  finally:
+    jax.config.update(name, before)
 
 
 def timeless(history) -> list[dict]:

@@ -3,175 +3,130 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbnr_jax import algorithms, blr, clients, federation, streaming, urk
-from fedbnr_jax import config as config_lib
+from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.optimizers import adam
+from fedbnr_jax.federated.local_steps import descend, keep_above
+from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.gp.kernel_model import evidence_loss, features_of
+from tests import methods, oracles
+from tests.methods import NUM_CLIENTS, small
 
-KEY = jax.random.key(0)
-NUM_CLIENTS = 3
-STEPS = 4
-
-
-@functools.cache
-def _federation():
-  rng = np.random.default_rng(0)
-  inputs = rng.normal(size=(35, 2))
-  targets = np.sin(2 * inputs[:, 0]) + 0.1 * rng.normal(size=35)
-  parts = federation.partition("sorted", rng, inputs, targets, NUM_CLIENTS)
-  built = federation.build(inputs, targets, parts, dtype=jnp.float64)
-  server = federation.ServerSet(jnp.asarray(inputs[:6]), jnp.asarray(targets[:6]))
-  return built.replace(server=server)
+CONFIG = methods.config("local+local")
+FEATURE_MAP = kernels.from_config(CONFIG)
+X = small().clients.x
 
 
 @functools.cache
-def _config():
-  config = config_lib.base()
-  sizes = {"num_samples": 3, "hidden_size": 4, "latent_size": 2, "dtype": "float64"}
-  config.update({**sizes, "num_local_steps": STEPS})
-  config.kd.num_steps = 2
-  return config
+def _features():
+  return jax.jit(lambda theta, omega, x: features_of(FEATURE_MAP, theta, omega, x))
 
 
-@functools.cache
-def _built(method):
-  return algorithms.method(method).build(_config())
+def _rows_under(state, params, holders):
+  """Features and targets of these clients' rows under a kernel."""
+  data = small().clients
+  features = _features()(params.theta, state.server.omega, X.reshape(-1, 2))
+  chosen = data.mask & np.isin(np.arange(NUM_CLIENTS), holders)[:, None]
+  return np.asarray(features)[chosen.ravel()], data.y[chosen]
 
 
-@functools.cache
-def _rounds(method, num_rounds=2):
-  built = _built(method)
-  states, round_ = [built.init(KEY, _federation())], jax.jit(built.round)
-  infos = []
-  for _ in range(num_rounds):
-    state, info = round_(KEY, states[-1], _federation())
-    states.append(state)
-    infos.append(info)
-  return states, infos
+def _one(tree, k):
+  return jax.tree.map(lambda leaf: leaf[k], tree)
 
 
-def _rows(index):
-  return jax.tree.map(lambda leaf: leaf[index], _federation().clients)
-
-
-def _own(state, index):
-  return jax.tree.map(lambda leaf: leaf[index], state.personal)
-
-
-def _assert_posterior(got, stats, params):
-  wanted = blr.posterior(stats, params.noise_std, params.prior_std)
-  np.testing.assert_allclose(got.mean, wanted.mean, rtol=1e-8, atol=1e-10)
-  np.testing.assert_allclose(got.cholesky, wanted.cholesky, rtol=1e-8, atol=1e-10)
+def _assert_dense(state, k, params, holders, predictions):
+  """Client k predicts as the dense process of these holders' rows does."""
+  features, y = _rows_under(state, params, holders)
+  query = np.asarray(_features()(params.theta, state.server.omega, X[3]))
+  scales = float(params.noise_std), float(params.prior_std)
+  wanted = oracles.gp_predict(features, y, query, *scales)
+  for got, expected in zip(predictions, wanted, strict=True):
+    np.testing.assert_allclose(got[k], expected, rtol=1e-8, atol=1e-9)
+  return oracles.gp_nll(features, y, *scales) / len(y)
 
 
 @pytest.mark.parametrize(
   "method, whole", [("avg+local", "fedbnr"), ("kd+local", "fedbnr-kd")]
 )
 def test_global_kernel_with_last_layers_of_own_rows(method, whole):
-  (*_, state), (*_, info) = _rounds(method)
-  (*_, reference), _ = _rounds(whole)
-  feature_map = urk.from_config(_config())
-  for a, b in zip(
-    jax.tree.leaves(state.params), jax.tree.leaves(reference.params), strict=True
-  ):
+  (*_, state), (*_, info) = methods.two_rounds(method)
+  params = state.server.params
+  reference = methods.two_rounds(whole).last.server.params
+  for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(reference), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
-  for index in range(NUM_CLIENTS):
-    own = clients.local_stats(feature_map, state.params, state.omega, _rows(index))
-    _assert_posterior(_own(state, index).posterior, own, state.params)
-  assert int(info.floats_down) == state.params.size
+  predictions = methods.compiled(method).predict(state, X[3])
+  nll = [_assert_dense(state, k, params, [k], predictions) for k in range(NUM_CLIENTS)]
+  np.testing.assert_allclose(info.train_nll, np.mean(nll), rtol=1e-8)
   assert info.client_loss.shape == (NUM_CLIENTS,)
+  assert int(state.server.num_clients) == NUM_CLIENTS
 
 
-def _alone(index, num_rounds=2):
-  """The kernel of a client that never hears of the others."""
-  feature_map = urk.from_config(_config())
-  loss = clients.evidence_loss(feature_map)
-  (start, *_), _ = _rounds("local+local")
-  params = start.params
-
-  @jax.jit
-  def steps(params, rows):
-    return clients.descend(
-      lambda params: loss(params, start.omega, rows),
-      adam(_config().learning_rate),
-      STEPS,
+@functools.cache
+def _local_steps():
+  def steps(params, omega, rows):
+    return descend(
+      lambda params: evidence_loss(
+        FEATURE_MAP, params, omega, rows.x, rows.y, rows.mask
+      ),
+      adam(CONFIG.learning_rate),
+      CONFIG.num_local_steps,
       params,
-      functools.partial(clients.keep_above, 1e-3),
+      functools.partial(keep_above, CONFIG.min_noise_std),
     )[0]
 
+  return jax.jit(steps)
+
+
+def _alone(k, num_rounds=2):
+  """The kernel of a client that never hears of the others."""
+  start = methods.two_rounds("fedbnr").states[0].server
+  params = start.params
   for _ in range(num_rounds):
-    params = steps(params, _rows(index))
-  return params
+    params = _local_steps()(params, start.omega, methods.rows_of(small(), k))
+  return jax.device_get(params)
 
 
 @pytest.mark.parametrize("method", ["local+local", "local+global"])
 def test_kernels_of_their_own_with_local_and_global_last_layers(method):
-  (*_, state), (*_, info) = _rounds(method)
-  feature_map = urk.from_config(_config())
-  for index in range(NUM_CLIENTS):
-    own, wanted = _own(state, index), _alone(index)
-    for a, b in zip(jax.tree.leaves(own.params), jax.tree.leaves(wanted), strict=True):
-      np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-11)
-    holders = [index] if method == "local+local" else range(NUM_CLIENTS)
-    stats = [
-      clients.local_stats(feature_map, own.params, state.omega, _rows(other))
-      for other in holders
-    ]
-    _assert_posterior(
-      own.posterior, functools.reduce(lambda a, b: a + b, stats), own.params
-    )
-  if method == "local+local":
-    assert int(info.floats_up) == int(info.floats_down) == 0
-  else:  # Every kernel's statistics, of every client.
-    q = 6
-    statistics = q * (q + 1) // 2 + q + 2
-    assert int(info.floats_up) == state.params.size + NUM_CLIENTS * statistics
+  (*_, state), (*_, info) = methods.two_rounds(method)
+  predictions = methods.compiled(method).predict(state, X[3])
+  everybody, nll = method == "local+global", []
+  for k in range(NUM_CLIENTS):
+    wanted = _alone(k)
+    # The server of local+global holds every kernel, each at its client's number.
+    for params in [state.own.params] + [state.server.params] * everybody:
+      got = _one(params, k)
+      for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-11)
+    holders = range(NUM_CLIENTS) if everybody else [k]
+    nll.append(_assert_dense(state, k, wanted, list(holders), predictions))
+  np.testing.assert_allclose(info.train_nll, np.mean(nll), rtol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["avg+local", "local+local"])
-def test_prediction_is_a_row_a_client(method):
-  (*_, state), _ = _rounds(method)
-  x = _federation().clients.x[0, :5]
-  mean, variance = _built(method).predict(state, x)
-  assert mean.shape == variance.shape == (NUM_CLIENTS, 5)
-  feature_map = urk.from_config(_config())
-  for index in range(NUM_CLIENTS):
-    own = _own(state, index)
-    params = state.params if own.params is None else own.params
-    features = clients.features_of(feature_map, params, state.omega, x)
-    wanted_mean, wanted_variance = blr.predict(own.posterior, features)
-    np.testing.assert_allclose(mean[index], wanted_mean, rtol=1e-9)
-    np.testing.assert_allclose(variance[index], wanted_variance, rtol=1e-9)
-
-
-def test_those_who_are_not_asked_keep_what_they_have():
-  config = _config().copy_and_resolve_references()
-  config.participation = 0.4  # One of three.
-  built = algorithms.method("local+local").build(config)
-  start = built.init(KEY, _federation())
-  state, info = jax.jit(built.round)(KEY, start, _federation())
-  answered = np.asarray(info.answered)
-  assert answered.sum() == 1
-  kernels = state.personal.params.log_noise_std
-  changed = np.asarray(kernels != start.personal.params.log_noise_std)
-  np.testing.assert_array_equal(changed, answered)
-  # Everybody has a last layer all the same.
-  assert int(state.num_clients) == NUM_CLIENTS
-  assert np.all(np.asarray(state.personal.nll) != 0)
+@pytest.mark.parametrize("method", ["local+local", "local+global"])
+def test_those_who_are_not_asked_keep_what_they_have(method):
+  states, infos = methods.two_rounds(method, participation=0.6, dropout=0.3)
+  for before, after, info in zip(states[:-1], states[1:], infos, strict=True):
+    answered = np.asarray(info.answered)
+    assert 0 < answered.sum() < NUM_CLIENTS
+    kernels_ = [state.own.params.log_noise_std for state in (before, after)]
+    np.testing.assert_array_equal(kernels_[0] != kernels_[1], answered)
+    # Everybody has a last layer all the same.
+    assert int(after.server.num_clients) == NUM_CLIENTS
+  posterior = (after.own if method == "local+local" else after.server).posterior
+  assert np.all(np.any(posterior.mean != 0, axis=1))
+  if method == "local+global":  # Also of kernels that came rounds ago.
+    for a, b in zip(
+      jax.tree.leaves(after.server.params),
+      jax.tree.leaves(after.own.params),
+      strict=True,
+    ):
+      np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("method", ["avg+local", "local+global", "pfedgp", "fedloc"])
 def test_statistics_of_those_who_answer_are_refused_where_all_have_models(method):
-  config = _config().copy_and_resolve_references()
-  config.participation, config.statistics = 0.4, "answering"
-  with pytest.raises(InputError, match=r"config\.statistics"):
-    algorithms.method(method).build(config)
-
-
-def test_models_of_clients_do_not_stream():
-  with pytest.raises(InputError, match="stream_clients"):
-    streaming.streamed(_built("avg+local"), 2)
+  with pytest.raises(InputError, match=r"config\.statistics_from"):
+    methods.built(method, participation=0.4, statistics_from="answering")

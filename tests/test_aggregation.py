@@ -9,8 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from fedbnr_jax import aggregation, clients, federation, urk
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.federated import aggregation, federation
+from fedbnr_jax.federated.exchange import num_floats
+from fedbnr_jax.federated.local_steps import descend, keep_above
+from fedbnr_jax.gp import urk
+from fedbnr_jax.gp.kernel_model import ModelParams
 from tests import oracles
 
 KEY = jax.random.key(0)
@@ -22,25 +26,35 @@ def _locals():
   """Parameters of three clients, and rows of three sizes."""
   rng = np.random.default_rng(0)
   params = [
-    clients.ModelParams(
-      {"kernel": jnp.asarray(rng.normal(size=(2, 3))), "bias": jnp.asarray(0.1 * k)},
-      jnp.asarray(rng.normal()),
-      jnp.asarray(rng.normal()),
+    ModelParams(
+      {"kernel": rng.normal(size=(2, 3)), "bias": np.array(0.1 * k)},
+      np.array(rng.normal()),
+      np.array(rng.normal()),
     )
     for k in range(3)
   ]
   parts = np.split(np.arange(10), np.cumsum(SIZES)[:-1])
   inputs, targets = rng.normal(size=(10, 2)), rng.normal(size=10)
-  rows = federation.build(inputs, targets, parts, dtype=jnp.float64).clients
+  rows = federation.build(
+    inputs, targets, parts, dtype=np.float64, on_host=True
+  ).clients
   return params, [jax.tree.map(lambda leaf, k=k: leaf[k], rows) for k in range(3)]
 
 
 def _aggregate(aggregator, params, rows, omega=None, server=None, start=None):
-  messages = [
-    aggregator.message(p, omega, r, server) for p, r in zip(params, rows, strict=True)
-  ]
-  total = jax.tree.map(lambda *leaves: sum(leaves), *messages)
-  return aggregator.combine(params[0] if start is None else start, omega, total, server)
+  """The messages of all clients, their sum, and what the server makes of it."""
+
+  @jax.jit
+  def aggregate(params, rows, omega, server, start):
+    inputs = aggregator.inputs(server)
+    messages = [
+      aggregator.message(p, omega, r, inputs) for p, r in zip(params, rows, strict=True)
+    ]
+    total = jax.tree.map(lambda *leaves: sum(leaves), *messages)
+    return aggregator.combine(start, omega, total, server)
+
+  start = params[0] if start is None else start
+  return aggregate(params, rows, omega, server, start)
 
 
 @pytest.mark.parametrize("by_rows", [False, True])
@@ -72,9 +86,9 @@ def test_mean_of_equals_is_the_same(scales):
 
 def test_mean_of_one_keeps_float32(x64_off):
   params, rows = _locals()
-  rows = jax.tree.map(lambda a: a.astype(jnp.float32) if a.ndim else a, rows[0])
-  rows = rows.replace(mask=rows.mask > 0)
-  params = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), params[0])
+  params, rows = jax.tree.map(
+    lambda a: a if a.dtype == bool else a.astype(np.float32), (params[0], rows[0])
+  )
   got = _aggregate(aggregation.mean(by_rows=True), [params], [rows])
   chex.assert_type(jax.tree.leaves(got), jnp.float32)
 
@@ -86,39 +100,39 @@ def _distillation_case():
   """A small kernel, three clients' parameters and a server set."""
   feature_map = urk.random_fourier(3)
   rng = np.random.default_rng(1)
-  server = federation.ServerSet(
-    jnp.asarray(rng.normal(size=(7, 2))), jnp.asarray(rng.normal(size=7))
-  )
-  omega = feature_map.init(KEY, server.x).omega
+  server = federation.ServerSet(rng.normal(size=(7, 2)), rng.normal(size=7))
+  omega = jax.jit(feature_map.init)(KEY, server.x).omega
   params = [
-    clients.ModelParams(
-      {"log_length_scale": jnp.asarray(0.3 * k)},
-      jnp.asarray(-0.5 + 0.1 * k),
-      jnp.asarray(0.2 * k),
+    ModelParams(
+      {"log_length_scale": np.array(0.3 * k)},
+      np.array(-0.5 + 0.1 * k),
+      np.array(0.2 * k),
     )
     for k in range(3)
   ]
   return feature_map, server, omega, params
 
 
-def _features(feature_map, params, omega, x):
-  return np.asarray(feature_map.apply(urk.FeatureParams(omega, params.theta), x))
+def _features(params, omega, x):
+  """Of random Fourier features, in NumPy: all cosines, then all sines."""
+  angles = (x * np.exp(-params.theta["log_length_scale"])) @ np.asarray(omega).T
+  return np.hstack([np.cos(angles), np.sin(angles)]) / np.sqrt(len(omega) - 1)
 
 
-def _mean_gram(feature_map, params, omega, x):
-  features = [_features(feature_map, p, omega, x) for p in params]
+def _mean_gram(params, omega, x):
+  features = [_features(p, omega, x) for p in params]
   return np.mean([f @ f.T for f in features], axis=0)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 2.5])
 def test_distillation_loss_is_the_printed_one(alpha):
   feature_map, server, omega, params = _distillation_case()
-  target = _mean_gram(feature_map, params, omega, server.x)
-  loss = aggregation.distillation_loss(
-    feature_map, omega, server, jnp.asarray(target), alpha
+  target = _mean_gram(params, omega, server.x)
+  loss = jax.jit(
+    aggregation.distillation_loss(feature_map, omega, server, target, alpha)
   )
   for p in params:
-    features = _features(feature_map, p, omega, server.x)
+    features = _features(p, omega, server.x)
     nll = oracles.gp_nll(features, server.y, float(p.noise_std), float(p.prior_std))
     gap = features @ features.T - target
     expected = nll / 7 + alpha / 7**2 * np.sum(gap**2)
@@ -127,9 +141,8 @@ def test_distillation_loss_is_the_printed_one(alpha):
 
 def test_distillation_gradient_is_the_closed_form_pulled_back():
   """What α adds is (4/n²)(ΦΦᵀ − K̄)Φ, carried through the features to θ."""
-  _, server, _, params = _distillation_case()
-  feature_map = urk.deep(3, 4, latent_size=2)
-  start = feature_map.init(KEY, server.x)
+  feature_map, server, omega, params = _distillation_case()
+  start = urk.FeatureParams(omega, params[0].theta)
   target = np.eye(7) + 0.3
 
   def gradient(alpha):
@@ -138,14 +151,17 @@ def test_distillation_gradient_is_the_closed_form_pulled_back():
     )
     return jax.grad(loss)(params[0].replace(theta=start.theta))
 
-  got = jax.jit(lambda: jax.tree.map(jnp.subtract, gradient(3.0), gradient(1.0)))()
-
   def apply(theta):
     return feature_map.apply(start.replace(theta=theta), server.x)
 
-  features, pull_back = jax.vjp(apply, start.theta)
-  cotangent = 2.0 * 4 / 7**2 * (features @ features.T - target) @ features
-  (expected,) = pull_back(cotangent)
+  @jax.jit
+  def both():
+    features, pull_back = jax.vjp(apply, start.theta)
+    cotangent = 2.0 * 4 / 7**2 * (features @ features.T - target) @ features
+    (expected,) = pull_back(cotangent)
+    return jax.tree.map(jnp.subtract, gradient(3.0), gradient(1.0)), expected
+
+  got, expected = both()
   chex.assert_trees_all_close(got.theta, expected, rtol=1e-9, atol=1e-12)
   # σ and λ move through the evidence alone.
   np.testing.assert_allclose(got.log_noise_std, 0, atol=1e-13)
@@ -166,18 +182,16 @@ def test_distillation_descends_to_the_mean_of_the_clients_grams(warm_start):
     start=aggregation.mean() if warm_start else None,
   )
   broadcast = params[2]
-  got = jax.jit(
-    lambda: _aggregate(aggregator, params, rows, omega, server, broadcast)
-  )()
+  got = _aggregate(aggregator, params, rows, omega, server, broadcast)
 
-  target = jnp.asarray(_mean_gram(feature_map, params, omega, server.x))
+  target = jnp.asarray(_mean_gram(params, omega, server.x))
   loss = aggregation.distillation_loss(feature_map, omega, server, target, 2.0)
   start = broadcast
   if warm_start:
     start = _aggregate(aggregation.mean(), params, rows)
   expected, _ = jax.jit(
-    lambda start: clients.descend(
-      loss, optimizer, 4, start, functools.partial(clients.keep_above, FLOOR)
+    lambda start: descend(
+      loss, optimizer, 4, start, functools.partial(keep_above, FLOOR)
     )
   )(start)
   chex.assert_trees_all_close(got, expected, rtol=1e-9)
@@ -197,10 +211,18 @@ def test_distillation_message_carries_parameters_only_for_a_warm_start():
       min_noise_std=FLOOR,
       start=aggregation.mean() if warm_start else None,
     )
-    message = aggregator.message(params[0], omega, rows[0], server)
-    leaves[warm_start] = sum(leaf.size for leaf in jax.tree.leaves(message))
-  assert leaves[False] == 7 * 7 + 1
-  assert leaves[True] == leaves[False] + params[0].size + 1
+    message = jax.eval_shape(
+      aggregator.message, params[0], omega, rows[0], aggregator.inputs(server)
+    )
+    leaves[warm_start] = num_floats(message)
+  assert leaves[False] == 7 * 8 // 2 + 1
+  assert leaves[True] == leaves[False] + num_floats(params[0]) + 1
+
+
+def test_inputs_are_the_servers_where_clients_need_them():
+  _, server, _, _ = _distillation_case()
+  assert aggregation.mean().inputs(server) == ()
+  assert _distillation().inputs(server) is server.x
 
 
 def _distillation(**changes):
@@ -223,6 +245,7 @@ def test_impossible_aggregators_are_refused_by_name(build, word):
 
 def test_distillation_needs_a_server_set():
   _, _, omega, params = _distillation_case()
-  _, rows = _locals()
   with pytest.raises(InputError, match="needs a server set"):
-    _distillation().message(params[0], omega, rows[0], None)
+    _distillation().inputs(None)
+  with pytest.raises(InputError, match="needs a server set"):
+    _distillation().combine(params[0], omega, None, None)

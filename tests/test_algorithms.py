@@ -1,7 +1,6 @@
-"""Rounds against a plain loop over clients, and the pooled Gaussian process."""
+"""Rounds against a plain loop over clients and the pooled process; every method."""
 
 import functools
-from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -10,100 +9,90 @@ import numpy as np
 import optax
 import pytest
 
-from fedbnr_jax import aggregation, algorithms, blr, clients, federation, urk
-from fedbnr_jax import config as config_lib
+from fedbnr_jax import algorithms
 from fedbnr_jax.algorithms import central, fedbnr
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.mapping import Placement
-from fedbnr_jax.participation import Participation
-from tests import oracles
+from fedbnr_jax.federated import aggregation
+from fedbnr_jax.federated.exchange import num_floats
+from fedbnr_jax.federated.participation import Participation
+from fedbnr_jax.federated.placement import Placement
+from fedbnr_jax.gp import blr, urk
+from fedbnr_jax.gp.kernel_model import evidence_loss, features_of
+from tests import methods, oracles
+from tests.methods import KEY, NUM_CLIENTS, NUM_ROWS, small
+from tests.runs import assert_refused, assert_same_bits
 
-KEY = jax.random.key(0)
-SIZES = [3, 11, 7, 12, 7]
-NUM_ROWS = sum(SIZES)
 STEPS, FLOOR = 3, 1e-2
-
-
-def _table():
-  rng = np.random.default_rng(0)
-  inputs = rng.normal(size=(NUM_ROWS, 2))
-  return inputs, np.sin(2 * inputs.sum(1)) + 0.1 * rng.normal(size=NUM_ROWS)
-
-
-def _parts():
-  return np.split(np.random.default_rng(1).permutation(NUM_ROWS), np.cumsum(SIZES)[:-1])
-
-
-def _federation(parts=None, dtype=jnp.float64, num_padded_rows=None):
-  parts = _parts() if parts is None else parts
-  built = federation.build(
-    *_table(), parts, dtype=dtype, num_padded_rows=num_padded_rows
-  )
-  rng = np.random.default_rng(2)
-  x, y = rng.normal(size=(6, 2)), rng.normal(size=6)
-  server = federation.ServerSet(jnp.asarray(x, dtype), jnp.asarray(y, dtype))
-  return built.replace(server=server)
-
-
-FEATURE_MAP = urk.deep(3, 5, latent_size=2, shifter_size=3)
-APPLY = jax.jit(FEATURE_MAP.apply)
 OPTIMIZER = optax.sgd(0.05, momentum=0.9)
-AGGREGATORS = {
-  "fedbnr": aggregation.mean(),
-  "fedbnr-kd": aggregation.distillation(
-    FEATURE_MAP, OPTIMIZER, num_steps=2, alpha=1.0, min_noise_std=FLOOR
-  ),
+KERNELS = {
+  "network": urk.deep(3, 5, latent_size=2, shifter_size=3),
+  "gaussian": urk.random_fourier(3),
 }
+DISTILLED = aggregation.distillation(
+  KERNELS["gaussian"], OPTIMIZER, num_steps=2, alpha=1.0, min_noise_std=FLOOR
+)
+# Kernel, aggregator, and clients at a time. How clients are batched is the subject of
+# test_collectors.py.
+CASES = {
+  "fedbnr": (KERNELS["network"], aggregation.mean(), None),
+  "fedbnr in chunks": (KERNELS["gaussian"], aggregation.mean(), 2),
+  "fedbnr-kd singly": (KERNELS["gaussian"], DISTILLED, 1),
+}
+QUERY = np.random.default_rng(3).normal(size=(5, 2))
 
 
-class Jitted(NamedTuple):
-  """The functions of a method, compiled."""
-
-  init: Any
-  round: Any
-  predict: Any
-
-
-@functools.cache
-def _algorithm(name, batch_size=None):
-  built = fedbnr.fedbnr(
-    FEATURE_MAP,
+def _algorithm(name):
+  feature_map, aggregator, batch_size = CASES[name]
+  return fedbnr.fedbnr(
+    feature_map,
     OPTIMIZER,
-    AGGREGATORS["fedbnr" if name == "central" else name],
+    aggregator,
     num_local_steps=STEPS,
     min_noise_std=FLOOR,
     placement=Placement(batch_size),
   )
-  if name == "central":
-    built = central.central(built)
-  return Jitted(*map(jax.jit, (built.init, built.round, built.predict)))
 
 
-def _run(algorithm, data, num_rounds=2):
-  state, infos = algorithm.init(KEY, data), []
-  for _ in range(num_rounds):
-    state, info = algorithm.round(KEY, state, data)
-    infos.append(info)
-  return state, infos
+@functools.cache
+def _program(name):
+  return methods.compile_method(_algorithm(name))
 
 
-def _pooled_features(state, data):
-  mask = np.asarray(data.clients.mask)
-  x, y = np.asarray(data.clients.x)[mask], np.asarray(data.clients.y)[mask]
-  params = urk.FeatureParams(state.omega, state.params.theta)
-  return np.asarray(APPLY(params, jnp.asarray(x))), y
+@functools.cache
+def _rounds(name):
+  return methods.run(_program(name), small())
+
+
+@functools.cache
+def _apply(name):
+  """Features under the kernel of a state, compiled."""
+  feature_map = CASES[name][0]
+  return jax.jit(lambda server, x: features_of(feature_map, *_kernel(server), x))
+
+
+def _kernel(server):
+  return server.params.theta, server.omega
+
+
+def _pooled(data):
+  mask = data.clients.mask
+  return data.clients.x[mask], data.clients.y[mask]
 
 
 # -------------------------------------------------------------------- the round
 
 
 @functools.cache
-def _slow_step():
+def _slow_step(name):
   """One optimiser step of one client, jitted for speed alone."""
-  loss = clients.evidence_loss(FEATURE_MAP)
+  feature_map = CASES[name][0]
 
   def step(params, state, omega, rows):
-    value, gradient = jax.value_and_grad(loss)(params, omega, rows)
+    value, gradient = jax.value_and_grad(
+      lambda params: evidence_loss(
+        feature_map, params, omega, rows.x, rows.y, rows.mask
+      )
+    )(params)
     updates, state = OPTIMIZER.update(gradient, state, params)
     params = optax.apply_updates(params, updates)
     floor = jnp.maximum(params.log_noise_std, jnp.log(FLOOR))
@@ -112,217 +101,325 @@ def _slow_step():
   return jax.jit(step)
 
 
-def _slow_round(state, data, aggregator):
+@functools.cache
+def _both_sides(name):
+  aggregator = CASES[name][1]
+  return jax.jit(aggregator.message), jax.jit(aggregator.combine)
+
+
+def _slow_round(name, server, data):
   """A loop over clients, one at a time."""
-  message, combine = jax.jit(aggregator.message), jax.jit(aggregator.combine)
+  message, combine = _both_sides(name)
+  inputs = data.server.x if CASES[name][1] is DISTILLED else ()
   messages, losses = [], []
-  for k in range(data.num_clients):
-    rows = jax.tree.map(lambda leaf, k=k: leaf[k], data.clients)
-    params, optimizer_state = state.params, OPTIMIZER.init(state.params)
+  for k in range(NUM_CLIENTS):
+    rows = methods.rows_of(data, k)
+    params, optimizer_state = server.params, OPTIMIZER.init(server.params)
     for _ in range(STEPS):
-      params, optimizer_state, loss = _slow_step()(
-        params, optimizer_state, state.omega, rows
+      params, optimizer_state, loss = _slow_step(name)(
+        params, optimizer_state, server.omega, rows
       )
-    messages.append(message(params, state.omega, rows, data.server))
+    messages.append(jax.device_get(message(params, server.omega, rows, inputs)))
     losses.append(loss)
   total = jax.tree.map(lambda *leaves: sum(leaves), *messages)
-  params = combine(state.params, state.omega, total, data.server)
-  return params, losses
+  return combine(server.params, server.omega, total, data.server), losses
 
 
-@pytest.mark.parametrize("batch_size", [None, 2, 1], ids=["auto", "chunks", "singly"])
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_round_is_a_plain_loop_over_clients(name, batch_size):
-  data, algorithm = _federation(), _algorithm(name, batch_size)
-  state = algorithm.init(KEY, data)
-  for _ in range(2):
-    params, losses = _slow_round(state, data, AGGREGATORS[name])
-    state, info = algorithm.round(KEY, state, data)
-    chex.assert_trees_all_close(state.params, params, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("name", CASES)
+def test_round_is_a_plain_loop_over_clients(name):
+  states, infos = _rounds(name)
+  for before, after, info in zip(states[:-1], states[1:], infos, strict=True):
+    params, losses = _slow_round(name, before.server, small())
+    chex.assert_trees_all_close(after.server.params, params, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(info.client_loss, losses, rtol=1e-10)
-    np.testing.assert_array_equal(info.answered, [True] * len(SIZES))
-    assert int(state.num_clients) == len(SIZES)
-  assert int(state.num_rounds) == 2
+    np.testing.assert_array_equal(info.answered, [True] * NUM_CLIENTS)
+    assert int(after.server.num_clients) == NUM_CLIENTS
+  assert int(states[-1].server.num_rounds) == 2
 
 
-@pytest.mark.parametrize("name", AGGREGATORS)
+@pytest.mark.parametrize("name", CASES)
 def test_last_layer_is_the_dense_process_on_the_pooled_rows(name):
-  data, algorithm = _federation(), _algorithm(name)
-  state, infos = _run(algorithm, data)
-  features, y = _pooled_features(state, data)
-  scales = float(state.params.noise_std), float(state.params.prior_std)
-  query = jnp.asarray(np.random.default_rng(3).normal(size=(5, 2)))
-  mean, variance = algorithm.predict(state, query)
-  params = urk.FeatureParams(state.omega, state.params.theta)
-  queried = np.asarray(APPLY(params, query))
+  (*_, state), (*_, info) = _rounds(name)
+  x, y = _pooled(small())
+  features = np.asarray(_apply(name)(state.server, x))
+  params = state.server.params
+  scales = float(params.noise_std), float(params.prior_std)
+  queried = np.asarray(_apply(name)(state.server, QUERY))
+  mean, variance = _program(name).predict(state, QUERY)
   expected = oracles.gp_predict(features, y, queried, *scales)
   np.testing.assert_allclose(mean, expected[0], rtol=1e-9, atol=1e-10)
   np.testing.assert_allclose(variance, expected[1], rtol=1e-9)
   nll = oracles.gp_nll(features, y, *scales) / NUM_ROWS
-  np.testing.assert_allclose(infos[-1].train_nll, nll, rtol=1e-9)
-  expected = blr.sufficient_stats(jnp.asarray(features), jnp.asarray(y))
-  chex.assert_trees_all_close(state.stats, expected, rtol=1e-10, atol=1e-11)
+  np.testing.assert_allclose(info.train_nll, nll, rtol=1e-9)
+  expected = blr.SufficientStats(
+    features.T @ features, features.T @ y, y @ y, np.asarray(float(NUM_ROWS))
+  )
+  chex.assert_trees_all_close(state.server.stats, expected, rtol=1e-10, atol=1e-11)
 
 
 def test_training_lowers_the_global_evidence_loss():
-  _, infos = _run(_algorithm("fedbnr"), _federation(), 8)
+  _, infos = methods.run(_program("fedbnr"), small(), 8)
   assert infos[-1].train_nll < infos[0].train_nll - 0.02
 
 
-@pytest.mark.parametrize(
-  "participation", [Participation(), Participation(0.5, 0.2)], ids=["full", "partial"]
-)
-def test_many_rounds_are_one_trace(participation):
-  chex.clear_trace_counter()
-  algorithm, data = _algorithm("fedbnr"), _federation()
-  state = algorithm.init(KEY, data)
-  counted = jax.jit(chex.assert_max_traces(fedbnr_round(participation), n=1))
-  for index in range(3):
-    state, _ = counted(jax.random.key(index), state, data)
-  assert int(state.num_rounds) == 3
-
-
-def fedbnr_round(participation):
-  return fedbnr.fedbnr(
-    FEATURE_MAP,
-    OPTIMIZER,
-    AGGREGATORS["fedbnr"],
-    num_local_steps=STEPS,
-    participation=participation,
-  ).round
-
-
-@pytest.mark.parametrize("batch_size", [None, 2, 1], ids=["auto", "chunks", "singly"])
-def test_round_keeps_the_types_of_the_state(batch_size, any_x64):
-  dtype = jnp.float64 if any_x64 else jnp.float32
-  data, algorithm = _federation(dtype=dtype), _algorithm("fedbnr", batch_size)
-  before = algorithm.init(KEY, data)
-  after, _ = algorithm.round(KEY, before, data)
-  chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
-  assert before.num_clients.dtype == jnp.int32
-
-
-# ------------------------------------------------------------------- invariances
-
-
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_order_of_clients_does_not_matter(name):
-  data, algorithm = _federation(), _algorithm(name)
-  state, infos = _run(algorithm, data)
-  order = np.array([3, 0, 4, 2, 1])
-  shuffled = jax.tree.map(lambda leaf: leaf[order], data.clients)
-  other, other_infos = _run(algorithm, data.replace(clients=shuffled))
-  chex.assert_trees_all_close(other, state, rtol=1e-10, atol=1e-11)
-  np.testing.assert_allclose(
-    other_infos[-1].client_loss, infos[-1].client_loss[order], rtol=1e-10
-  )
-
-
-@pytest.mark.parametrize("name", ["fedbnr", "fedbnr-kd", "central"])
-def test_padding_length_changes_at_most_the_last_digits(name):
-  # 14 and 16 rows: both in the primal form, with more rows than the 6 features.
-  algorithm = _algorithm(name)
-  state, _ = _run(algorithm, _federation(num_padded_rows=14), 1)
-  longer, _ = _run(algorithm, _federation(num_padded_rows=16), 1)
-  chex.assert_trees_all_close(longer, state, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("held", [-7.0, 1e6, np.nan])
-@pytest.mark.parametrize("name", ["fedbnr", "fedbnr-kd", "central"])
-def test_what_padding_holds_changes_no_bit(name, held):
-  data, algorithm = _federation(), _algorithm(name)
-  state, infos = _run(algorithm, data)
-  mask = data.clients.mask
-  dirty = data.clients.replace(
-    x=jnp.where(mask[..., None], data.clients.x, held),
-    y=jnp.where(mask, data.clients.y, held),
-  )
-  other, other_infos = _run(algorithm, data.replace(clients=dirty))
-  chex.assert_trees_all_equal(other, state)
-  chex.assert_trees_all_equal(other_infos, infos)
-
-
-def test_central_is_fedbnr_with_one_client_for_any_deal():
-  whole = _federation([np.arange(NUM_ROWS)])
-  expected, _ = _run(_algorithm("fedbnr"), whole)
-  got, infos = _run(_algorithm("central"), _federation())
-  chex.assert_trees_all_close(got, expected, rtol=1e-10, atol=1e-11)
-  assert infos[0].client_loss.shape == infos[0].answered.shape == (1,)
-  assert int(got.num_clients) == 1
-
-
-def test_initial_kernel_depends_on_the_key_alone():
-  algorithm = _algorithm("fedbnr")
-  one = algorithm.init(KEY, _federation([np.arange(NUM_ROWS)]))
-  many = algorithm.init(KEY, _federation())
-  chex.assert_trees_all_equal(one, many)
-  data = _federation()
-  data = data.replace(clients=data.clients.replace(x=data.clients.x + 1))
-  chex.assert_trees_all_equal(algorithm.init(KEY, data), many)
-  other = algorithm.init(jax.random.key(1), _federation())
-  assert not np.array_equal(other.omega, many.omega)
-
-
-@pytest.mark.parametrize("name", ["fedbnr", "fedbnr-kd", "central"])
-def test_before_the_first_round_predictions_are_the_priors(name):
-  algorithm = _algorithm(name)
-  state = algorithm.init(KEY, _federation())
-  assert int(state.num_clients) == int(state.num_rounds) == 0
-  assert not any(np.any(leaf) for leaf in jax.tree.leaves(state.stats))
-  query = jnp.asarray(np.random.default_rng(3).normal(size=(5, 2)))
-  mean, variance = algorithm.predict(state, query)
-  features = APPLY(urk.FeatureParams(state.omega, state.params.theta), query)
-  np.testing.assert_array_equal(mean, 0)
-  # σ = 0.5, λ = 1.
-  np.testing.assert_allclose(variance, 0.25 + np.sum(features**2, 1), rtol=1e-12)
+def test_padding_length_changes_at_most_the_last_digits():
+  # 12 and 16 rows: both in the primal form, with more rows than the 6 features.
+  program = methods.compile_method(methods.built("fedbnr"))
+  longer, _ = methods.run(program, small(num_padded_rows=16), 1)
+  expected = methods.two_rounds("fedbnr").states[1]
+  chex.assert_trees_all_close(longer[-1], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_noise_stays_above_its_floor():
   """Targets that the kernel fits without noise pull σ down."""
-  data = _federation()
+  data = small()
   data = data.replace(clients=data.clients.replace(y=0 * data.clients.y))
-  state, _ = _run(_algorithm("fedbnr"), data, 60)
-  np.testing.assert_allclose(state.params.noise_std, FLOOR, rtol=1e-6)
+  (*_, state), _ = methods.run(_program("fedbnr"), data, 60)
+  np.testing.assert_allclose(state.server.params.noise_std, FLOOR, rtol=1e-6)
 
 
-# --------------------------------------------------------------- dtypes and size
+def test_initial_kernel_depends_on_the_key_alone():
+  init = _program("fedbnr").init
+  many = init(KEY, small())
+  assert_same_bits(init(KEY, small([np.arange(NUM_ROWS)])), many)
+  data = small()
+  data = data.replace(clients=data.clients.replace(x=data.clients.x + 1))
+  assert_same_bits(init(KEY, data), many)
+  other = init(jax.random.key(1), small())
+  assert not np.array_equal(other.server.omega, many.server.omega)
 
 
-@pytest.mark.parametrize("name", AGGREGATORS)
-def test_network_is_float32_and_statistics_as_wide_as_they_can(name, any_x64):
-  data, algorithm = _federation(dtype=jnp.float32), _algorithm(name)
-  state, infos = _run(algorithm, data, 1)
-  network = [*jax.tree.leaves(state.params), *jax.tree.leaves(state.omega)]
-  chex.assert_type([*network, infos[0].client_loss], jnp.float32)
-  wide = jnp.float64 if any_x64 else jnp.float32
-  last_layer = [*jax.tree.leaves(state.stats), *jax.tree.leaves(state.posterior)]
-  chex.assert_type([*last_layer, infos[0].train_nll], wide)
-  mean, variance = algorithm.predict(state, data.clients.x[0])
+def test_central_is_fedbnr_with_one_client_for_any_deal():
+  program = methods.compile_method(methods.built("fedbnr"))
+  whole = methods.run(program, small([np.arange(NUM_ROWS)]))
+  pooled = methods.two_rounds("central")
+  chex.assert_trees_all_close(pooled.last, whole.last, rtol=1e-9, atol=1e-10)
+  assert pooled.infos[0].client_loss.shape == pooled.infos[0].answered.shape == (1,)
+  assert int(pooled.last.server.num_clients) == 1
+
+
+# ------------------------------------------------------- what holds of every method
+
+
+@pytest.fixture(scope="module", params=algorithms.METHODS)
+def method(request):
+  """A method's name; tests of one method run one after another, on one program."""
+  return request.param
+
+
+def test_method_runs_from_its_config(method):
+  """Finite, in one trace for all rounds, with the types and shapes that it began."""
+  program = methods.compiled(method)
+  states, infos = methods.two_rounds(method)
+  assert len(program.traces) == 1
+  wanted = algorithms.METHODS[method]
+  assert wanted.pooled == (method == "central")
+  assert wanted.distils == ("kd" in method)
+  for state, info in zip(states[1:], infos, strict=True):
+    chex.assert_tree_all_finite((state, info))
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, states[0])
+    assert info.client_loss.shape == ((1,) if wanted.pooled else (NUM_CLIENTS,))
+  assert states[0].server.num_clients.dtype == np.int32
+  assert [int(state.server.num_rounds) for state in states] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("held", [1e6, np.nan])
+def test_what_padding_holds_changes_no_bit(method, held):
+  data, program = small(), methods.compiled(method)
+  rows = data.clients
+  dirty = rows.replace(
+    x=np.where(rows.mask[..., None], rows.x, held), y=np.where(rows.mask, rows.y, held)
+  )
+  start = methods.two_rounds(method).states[0]
+  got = methods.run(program, data.replace(clients=dirty), 2, start)
+  assert_same_bits(got, methods.two_rounds(method))
+
+
+def test_order_of_clients_does_not_matter(method):
+  """Whoever is where among the clients has his rows, and what he keeps, with him."""
+  data, (states, infos) = small(), methods.two_rounds(method)
+  order = np.array([3, 0, 4, 2, 1])
+
+  def shuffled(tree):
+    return jax.tree.map(lambda leaf: leaf[order], tree)
+
+  start = states[0].replace(own=shuffled(states[0].own))
+  other = methods.run(
+    methods.compiled(method), data.replace(clients=shuffled(data.clients)), 2, start
+  )
+  expected = states[-1].replace(own=shuffled(states[-1].own))
+  chex.assert_trees_all_close(other.last, expected, rtol=1e-7, atol=1e-8)
+  if not algorithms.METHODS[method].pooled:
+    np.testing.assert_allclose(
+      other.infos[-1].client_loss, infos[-1].client_loss[order], rtol=1e-7
+    )
+
+
+# Those in which a client's loss is found before any sum over all clients.
+OWN_LOSS = [
+  name
+  for name in algorithms.METHODS
+  if name not in ("central", "fedbnr-exact", "fedloc", "fedloc-poe")
+]
+
+
+@pytest.mark.parametrize("method", OWN_LOSS)
+def test_loss_of_a_client_is_of_its_own_rows(method):
+  """Others hold no numbers, nor does the server: this client computes the same bits.
+
+  That of all methods is in test_exchange.py, by what a client function reads.
+  """
+  (start, clean, _), (info, _) = methods.two_rounds(method)
+  data, k = small(), 3
+  others = np.arange(NUM_CLIENTS) != k
+
+  def spoil(leaf):
+    spoilt = np.array(leaf)
+    if np.issubdtype(spoilt.dtype, np.floating):
+      spoilt[others] = np.nan
+    return spoilt
+
+  spoilt = data.replace(
+    clients=jax.tree.map(spoil, data.clients),
+    server=data.server.replace(y=np.full_like(data.server.y, np.nan)),
+  )
+  (_, state), (other,) = methods.run(
+    methods.compiled(method),
+    spoilt,
+    1,
+    start.replace(own=jax.tree.map(spoil, start.own)),
+  )
+  assert_same_bits(other.client_loss[k], info.client_loss[k])
+  assert np.all(np.isnan(other.client_loss[others]))
+  if method.startswith("local+"):  # The kernel that it trained for itself.
+    own = [jax.tree.map(lambda leaf: leaf[k], s.own.params) for s in (state, clean)]
+    assert_same_bits(*own)
+
+
+def _sent(algorithm, state, data):
+  """Floats up and down of one client in a round, from the messages themselves."""
+  up = down = 0
+  for stage in algorithm.stages:
+    for exchange in stage.exchanges:
+      message = jax.eval_shape(exchange.broadcast, state.server, data.server)
+      own = jax.tree.map(lambda leaf: leaf[0], state.own)
+      answer, *_ = jax.eval_shape(
+        exchange.client, message, own, methods.rows_of(data, 0)
+      )
+      up += stage.times * sum(np.size(leaf) for leaf in jax.tree.leaves(answer))
+      down += stage.times * sum(np.size(leaf) for leaf in jax.tree.leaves(message))
+  return up, down
+
+
+def test_floats_are_those_of_the_messages_of_one_client(method):
+  (_, state, _), (_, info) = methods.two_rounds(method)
+  algorithm, data = methods.built(method), small()
+  up, down = _sent(algorithm, state, algorithm.view(data))
+  assert up > 0
+  assert down > 0
+  if method == "central":  # Pooled rows need no messages.
+    up = down = 0
+  assert (int(info.floats_up), int(info.floats_down)) == (up, down)
+
+
+def test_floats_of_one_method_by_hand():
+  """S = 3 samples give M = 6 features; θ is one length-scale.
+
+  fedbnr down: the kernel to start from (a seed of 2, θ, log σ, log λ) 5, and again for
+  the statistics (a seed, θ) 3. Up: θ, σ, λ and the weight 4; the Gram's triangle
+  6 · 7 / 2 = 21, the moment 6, energy, count and one for the client: 30.
+  fedbnr-kd-ev also sends down the server's 6 inputs of 2 numbers: 17; up goes the Gram
+  on them 6 · 7 / 2 = 21 with its count, and, to start from the mean, the 4 above: 26.
+  Then noise that varies: down a seed, θ and w̄, σ: 10; and later u, c too: 17. Up come
+  its moments, 6 + 6 + 1 + 1, and one ratio.
+  """
+  for method, up, down in (
+    ("fedbnr", 4 + 30, 5 + 3),
+    ("fedbnr-kd-ev", 26 + 30 + 14 + 1, 17 + 3 + 10 + 17),
+  ):
+    info = methods.two_rounds(method).infos[0]
+    assert (int(info.floats_up), int(info.floats_down)) == (up, down), method
+
+
+def test_a_seed_is_two_numbers_and_a_triangle_one_for_each_pair():
+  message = (np.zeros(2, np.uint32), {"gram": np.zeros(10)}, (), np.zeros((), np.int32))
+  assert num_floats(message) == 13
+
+
+def test_before_the_first_round_predictions_are_the_priors(method):
+  """σ = 0.5 and λ = 1; the features of S = 3 samples have norm S/(S − 1)."""
+  state = methods.two_rounds(method).states[0]
+  server = state.server
+  assert int(server.num_clients) == int(server.num_rounds) == 0
+  assert not any(np.any(leaf) for leaf in jax.tree.leaves(server.stats))
+  if not algorithms.METHODS[method].random_features:
+    return
+  mean, variance = methods.compiled(method).predict(state, QUERY)
+  np.testing.assert_array_equal(mean, 0)
+  np.testing.assert_allclose(variance, 0.25 + 1.5, rtol=1e-12)
+  assert mean.shape == variance.shape
+  each = methods.built(method).one_model_each
+  assert mean.shape == ((NUM_CLIENTS, 5) if each else (5,))
+
+
+def test_error_bars_lose_the_noise_on_demand(method):
+  if method in ("fedavg", "fedprox"):
+    assert_refused(lambda: methods.built(method, with_noise=False), "config.with_noise")
+    return
+  program, state = methods.compiled(method), methods.two_rounds(method).last
+  mean, variance = program.predict(state, QUERY)
+  latent = jax.jit(methods.built(method, with_noise=False).predict)
+  same, without = latent(state, QUERY)
+  np.testing.assert_allclose(mean, same, rtol=1e-12)
+  assert np.all(without > 0)
+  noise = variance - without
+  assert np.all(noise > 1e-3)
+  if "-ev" not in method:  # Whose noise varies with the input.
+    noise_std, _ = program.algorithm.scales(state)
+    np.testing.assert_allclose(np.mean(noise), noise_std**2, rtol=0.1)
+
+
+# --------------------------------------------------------------- types of numbers
+
+
+# One of each kind of state: the others are made of the same parts.
+KINDS = ("fedbnr-kd-ev", "fedbnr-exact", "local+global", "fedavg", "pfedgp", "fedloc")
+
+
+def _assert_types_stay(name, wide):
+  data, algorithm = small(dtype=np.float32), methods.built(name, dtype="float32")
+  before = jax.eval_shape(algorithm.init, KEY, data)
+  after, info = jax.eval_shape(algorithm.round, KEY, before, data)
+  chex.assert_trees_all_equal_shapes_and_dtypes(after, before)
+  narrow = [*jax.tree.leaves(after.server.params), info.client_loss]
+  chex.assert_type(narrow, np.float32)
+  last_layer = (after.server.stats, after.server.posterior, info.train_nll)
+  if name not in ("fedavg", "fedprox"):  # They have no last layer.
+    chex.assert_type(jax.tree.leaves(last_layer), wide)
+
+
+@pytest.mark.parametrize("name", algorithms.METHODS)
+def test_float32_network_stays_beside_float64_statistics(name):
+  """Traced only: strict promotion refuses a slip."""
+  _assert_types_stay(name, np.float64)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_without_float64_everything_is_float32(name, x64_off):
+  _assert_types_stay(name, np.float32)
+
+
+def test_without_float64_it_runs_and_predicts(x64_off):
+  data, program = (
+    small(dtype=np.float32),
+    methods.compiled("fedbnr-kd", dtype="float32"),
+  )
+  (_, state), (info,) = methods.run(program, data, 1)
+  assert state.server.stats.gram.dtype == info.train_nll.dtype == np.float32
+  chex.assert_tree_all_finite((state, info))
+  mean, variance = program.predict(state, data.clients.x[3])
   assert np.all(np.isfinite(mean))
   assert np.all(variance > 0)
-
-
-def test_floats_are_those_of_phase_one_and_the_merged_phase_two():
-  state, infos = _run(_algorithm("fedbnr"), _federation(), 1)
-  num_kernel = sum(leaf.size for leaf in jax.tree.leaves(state.params.theta))
-  q = 2 * 3  # Two features a sample.
-  triangle = q * (q + 1) // 2
-  assert int(infos[0].floats_up) == num_kernel + 2 + triangle + q + 2
-  assert int(infos[0].floats_down) == num_kernel + 2 + triangle + q
-
-
-def test_floats_of_distillation_are_those_of_a_gram_on_the_servers_rows():
-  data = _federation()
-  state, infos = _run(_algorithm("fedbnr-kd"), data, 1)
-  num_rows, q = data.server.y.shape[0], state.stats.moment.shape[0]
-  gram, phase_two = num_rows * (num_rows + 1) // 2, q * (q + 1) // 2 + q
-  assert int(infos[0].floats_up) == gram + phase_two + 2
-  assert int(infos[0].floats_down) == state.params.size + phase_two
-
-
-def test_pooled_rows_need_no_messages():
-  _, infos = _run(_algorithm("central"), _federation(), 1)
-  assert int(infos[0].floats_up) == int(infos[0].floats_down) == 0
 
 
 # ------------------------------------------------------------------- the registry
@@ -336,35 +433,19 @@ def test_misspelt_method_is_answered_with_the_nearest(typo, meant):
     algorithms.method(typo)
 
 
-def _config(**changes):
-  config = config_lib.base()
-  sizes = {"num_samples": 3, "hidden_size": 5, "latent_size": 2, "num_local_steps": 2}
-  config.update({**sizes, **changes})
-  config.kd.num_steps = 2
-  return config
-
-
-@pytest.mark.parametrize("name", algorithms.METHODS)
-def test_every_method_runs_from_its_config(name):
-  config, data = _config(client_batch_size=1), _federation(dtype=jnp.float32)
-  method = algorithms.method(name)
-  algorithm = method.build(config)
-  state = algorithm.init(KEY, data)
-  state, info = jax.jit(algorithm.round)(KEY, state, data)
-  assert np.isfinite(info.train_nll)
-  assert info.client_loss.shape == ((1,) if method.pooled else (5,))
-  assert method.pooled == (name == "central")
-  assert method.distils == ("kd" in name)
-
-
 def test_config_reaches_the_method():
-  data = _federation(dtype=jnp.float32)
-  config = _config(initial_noise_std=0.25, initial_prior_std=2.0, num_samples=4)
-  algorithm = algorithms.method("fedbnr").build(config)
-  state = algorithm.init(KEY, data)
-  np.testing.assert_allclose(state.posterior.noise_std, 0.25, rtol=1e-6)
-  np.testing.assert_allclose(state.posterior.prior_std, 2.0, rtol=1e-6)
-  assert state.stats.moment.shape == (8,)
+  fields = {"initial_noise_std": 0.25, "initial_prior_std": 2.0, "num_samples": 4}
+  state = jax.jit(methods.built("fedbnr", **fields).init)(KEY, small())
+  np.testing.assert_allclose(state.server.posterior.noise_std, 0.25, rtol=1e-6)
+  np.testing.assert_allclose(state.server.posterior.prior_std, 2.0, rtol=1e-6)
+  assert state.server.stats.moment.shape == (8,)
+
+
+def test_pooling_keeps_the_rest_of_a_method():
+  algorithm = methods.built("fedbnr")
+  pooled = central.central(algorithm)
+  assert (pooled.stages, pooled.predict) == (algorithm.stages, algorithm.predict)
+  assert not pooled.sends
 
 
 @pytest.mark.parametrize(
@@ -382,4 +463,4 @@ def test_impossible_settings_are_refused_by_name(name, value):
     "dropout": {"participation": Participation(dropout=value)},
   }.get(name, {name: value})
   with pytest.raises(InputError, match=name):
-    fedbnr.fedbnr(FEATURE_MAP, OPTIMIZER, AGGREGATORS["fedbnr"], **settings)
+    fedbnr.fedbnr(KERNELS["gaussian"], OPTIMIZER, aggregation.mean(), **settings)

@@ -15,9 +15,9 @@ import pytest
 
 from configs import csv as csv_config
 from configs import uci as uci_config
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import records
 from fedbnr_jax.data import random_split, uci
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import records
 from launch import predict as launch_predict
 from launch import train as launch_train
 from tests.runs import assert_refused, tiny
@@ -160,8 +160,11 @@ def test_only_constant_features(train):
     ({"participation": -1.0}, ["config.participation", "above 0", "-1.0"]),
     ({"dropout": 1.0}, ["config.dropout", "below 1", "1.0"]),
     ({"dropout": -0.1}, ["config.dropout", "at least 0", "-0.1"]),
-    ({"statistics": "answring"}, ["config.statistics", "did you mean 'answering'"]),
-    ({"statistics": "x"}, ["config.statistics", "'all'", "'answering'"]),
+    (
+      {"statistics_from": "answring"},
+      ["config.statistics_from", "did you mean 'answering'"],
+    ),
+    ({"statistics_from": "x"}, ["config.statistics_from", "'all'", "'answering'"]),
     ({"client_batch_size": -1}, ["config.client_batch_size", "0 to choose", "-1"]),
     ({"mesh": -1}, ["config.mesh", "0 for all devices", "-1"]),
     ({"stream_clients": -1}, ["config.stream_clients", "0 to keep", "-1"]),

@@ -7,13 +7,16 @@ import jax
 import numpy as np
 import pytest
 
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import model, training
-from fedbnr_jax.checkpoints import Checkpoints, Saved, digest
+from fedbnr_jax import files, model
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import training
+from fedbnr_jax.run.checkpoints import Checkpoints, Saved, digest
+from fedbnr_jax.run.program import make_program
+from fedbnr_jax.run.records import RunFolder
 from tests.runs import (
   StopError,
+  assert_refused,
   assert_same_bits,
   claimed,
   stop_after,
@@ -36,47 +39,44 @@ def saved_folder(path: pathlib.Path, num_rounds: int) -> Checkpoints:
   checkpoints = Checkpoints(path)
   for number in range(1, num_rounds + 1):
     checkpoints.save(Saved(number, tree(number), tree(100 + number)))
-  checkpoints.wait()
   return checkpoints
 
 
-def files(path: pathlib.Path) -> list[pathlib.Path]:
-  """Smallest first."""
-  found = [file for file in path.rglob("*") if file.is_file()]
-  return sorted(found, key=lambda file: (file.stat().st_size, str(file)))
+def truncate(file: pathlib.Path) -> None:
+  file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-def truncate(step: pathlib.Path) -> None:
-  largest = files(step)[-1]
-  largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
-
-
-def flip(step: pathlib.Path) -> None:
-  largest = files(step)[-1]
-  content = bytearray(largest.read_bytes())
+def flip(file: pathlib.Path) -> None:
+  content = bytearray(file.read_bytes())
   middle = len(content) // 2
   content[middle : middle + 8] = bytes(255 - b for b in content[middle : middle + 8])
-  largest.write_bytes(bytes(content))
+  file.write_bytes(bytes(content))
 
 
-def delete(step: pathlib.Path) -> None:
-  (step / "state" / "manifest.ocdbt").unlink()
+def empty(file: pathlib.Path) -> None:
+  file.write_bytes(b"")
 
 
-def empty(step: pathlib.Path) -> None:
-  shutil.rmtree(step)
-  step.mkdir()
-
-
-def forge(step: pathlib.Path) -> None:
+def forge(file: pathlib.Path) -> None:
   """Sound arrays, but not the ones that the digest is of."""
-  meta = step / "meta" / "metadata"
-  text = meta.read_text()
-  assert "digest" in text
-  meta.write_text(text.replace('"digest": "', '"digest": "0'))
+  arrays, note = files.read_arrays(file)
+  files.write_arrays(file, arrays, note | {"digest": "0" + note["digest"][1:] + "0"})
 
 
-DAMAGES = [truncate, flip, delete, empty, forge]
+def exchange(file: pathlib.Path) -> None:
+  """A sound checkpoint under another round's name."""
+  older = file.with_name(f"{int(file.stem) - 1}.npz")
+  file.write_bytes(older.read_bytes())
+
+
+def drop(file: pathlib.Path) -> None:
+  """Without one of its arrays."""
+  arrays, note = files.read_arrays(file)
+  arrays.popitem()
+  files.write_arrays(file, arrays, note)
+
+
+DAMAGES = [truncate, flip, empty, forge, exchange, drop]
 
 
 # ---------------------------------------------------------------------- on their own
@@ -85,19 +85,17 @@ DAMAGES = [truncate, flip, delete, empty, forge]
 def test_restores_the_newest_bit_for_bit(tmp_path):
   checkpoints = saved_folder(tmp_path, 2)
   found = checkpoints.restore(tree(0))
-  checkpoints.close()
   assert_same_bits(tuple(found), (2, tree(2), tree(102)))
 
 
 def test_three_are_kept(tmp_path):
-  saved_folder(tmp_path, 5).close()
-  assert sorted(path.name for path in tmp_path.iterdir()) == ["3", "4", "5"]
+  saved_folder(tmp_path, 5)
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["3.npz", "4.npz", "5.npz"]
 
 
 def test_nothing_saved_is_none(tmp_path):
   checkpoints = Checkpoints(tmp_path)
   assert checkpoints.restore(tree(0)) is None
-  checkpoints.close()
 
 
 def test_later_rounds_can_be_passed_over_and_discarded(tmp_path):
@@ -106,40 +104,56 @@ def test_later_rounds_can_be_passed_over_and_discarded(tmp_path):
   checkpoints.discard_after(1)
   assert checkpoints.restore(tree(0)).round == 1
   checkpoints.save(Saved(2, tree(7), tree(8)))  # Made anew.
-  checkpoints.wait()
   assert_same_bits(checkpoints.restore(tree(0)).state, tree(7))
-  checkpoints.close()
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_newest_falls_back(tmp_path, damage):
-  saved_folder(tmp_path, 3).close()
-  damage(tmp_path / "3")
+  saved_folder(tmp_path, 3)
+  damage(tmp_path / "3.npz")
   checkpoints = Checkpoints(tmp_path)
   with pytest.warns(UserWarning, match="round 3 is damaged") as caught:
     found = checkpoints.restore(tree(0))
-  checkpoints.close()
   assert "\n" not in str(caught[0].message)
   assert_same_bits(tuple(found), (2, tree(2), tree(102)))
 
 
 def test_other_shape_is_not_restored(tmp_path):
-  saved_folder(tmp_path, 1).close()
+  saved_folder(tmp_path, 1)
   checkpoints = Checkpoints(tmp_path)
   like = tree(0) | {"weights": np.zeros((3, 4), np.float32)}
   with pytest.raises(InputError, match="other shapes"):
     checkpoints.restore(like)
-  checkpoints.close()
 
 
-def test_saved_arrays_may_be_overwritten_at_once(tmp_path):
-  checkpoints = Checkpoints(tmp_path)
-  state = tree(1)
-  checkpoints.save(Saved(1, state, state))
-  state["gram"][:] = 0.0
-  checkpoints.wait()
-  assert_same_bits(checkpoints.restore(tree(0)).state, tree(1))
-  checkpoints.close()
+def test_float64_is_kept_where_jax_has_none(tmp_path, x64_off):
+  like = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree(0)
+  )
+  found = saved_folder(tmp_path, 1).restore(like)
+  assert_same_bits(found.state, tree(1))
+  narrow = tree(0) | {"gram": np.zeros((50, 50), np.float32)}
+  gram = Checkpoints(tmp_path).restore(narrow).state["gram"]
+  np.testing.assert_array_equal(gram, tree(1)["gram"].astype(np.float32))
+
+
+def test_arrays_stand_in_the_file_by_their_names(tmp_path):
+  saved_folder(tmp_path, 1)
+  with np.load(tmp_path / "1.npz") as content:
+    np.testing.assert_array_equal(content["state.gram"], tree(1)["gram"])
+    np.testing.assert_array_equal(content["best.weights"], tree(101)["weights"])
+
+
+def test_folder_of_the_version_with_orbax_is_refused_in_a_line(stopped, copy):
+  experiment, program, _, _ = stopped
+  shutil.rmtree(copy.checkpoints)
+  (copy.checkpoints / "3" / "state").mkdir(parents=True)
+  for use in (
+    lambda: training.train(experiment, program, copy),
+    lambda: model.load(copy.path),
+  ):
+    assert_refused(use, "earlier version", "train again")
+  assert (copy.checkpoints / "3" / "state").is_dir()
 
 
 def test_digest_sees_values_shapes_and_types():
@@ -156,7 +170,7 @@ def test_digest_sees_values_shapes_and_types():
 def stopped(tmp_path_factory):
   """A run of five rounds stopped after three, and how it ends undisturbed."""
   experiment = experiment_lib.build(tiny(num_rounds=5), table())
-  program = training.jit(training.make_program(experiment))
+  program = make_program(experiment.algorithm, transform=jax.jit)
   folder = claimed(tmp_path_factory.mktemp("stopped") / "run", experiment)
   with pytest.raises(StopError):
     training.train(experiment, program, folder, stop_after(3))
@@ -174,13 +188,13 @@ def assert_ends_as_undisturbed(stopped, folder: RunFolder, result) -> None:
   assert timeless(result.history) == timeless(straight.history)
   assert timeless(folder.metrics()) == timeless(straight.history)
   assert_same_bits(result.state, straight.state)
-  assert int(model.load(folder.path).state.num_rounds) == straight.best_round
+  assert int(model.load(folder.path).state.server.num_rounds) == straight.best_round
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_training_goes_on_from_the_one_before(stopped, copy, damage):
   experiment, program, _, _ = stopped
-  damage(copy.checkpoints / "3")
+  damage(copy.checkpoints / "3.npz")
   redone = []
   with pytest.warns(UserWarning, match="round 3 is damaged"):
     result = training.train(experiment, program, copy, redone.append)
@@ -193,18 +207,22 @@ def refused_and_kept(stopped, copy):
   """Checks that training refuses to start, and that no file has changed."""
   experiment, program, _, _ = stopped
 
+  def contents() -> dict[pathlib.Path, bytes]:
+    found = [path for path in copy.path.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in found}
+
   def check() -> None:
-    before = {path: path.stat().st_mtime_ns for path in copy.path.rglob("*")}
+    before = contents()
     with pytest.raises(InputError, match=r"no checkpoint .* is sound"):
       training.train(experiment, program, copy)
-    assert {path: path.stat().st_mtime_ns for path in copy.path.rglob("*")} == before
+    assert contents() == before
 
   return check
 
 
 def test_nothing_is_discarded_if_all_are_damaged(copy, refused_and_kept):
   for number in (1, 2, 3):
-    truncate(copy.checkpoints / str(number))
+    truncate(copy.checkpoints / f"{number}.npz")
   with pytest.warns(UserWarning, match="is damaged") as caught:
     refused_and_kept()
   assert len(caught) == 3
@@ -227,7 +245,7 @@ def test_cut_row_is_made_anew_with_its_checkpoint(stopped, copy):
 
 def test_row_without_checkpoint_is_made_anew(stopped, copy):
   experiment, program, _, _ = stopped
-  shutil.rmtree(copy.checkpoints / "3")
+  (copy.checkpoints / "3.npz").unlink()
   redone = []
   result = training.train(experiment, program, copy, redone.append)
   assert [record["round"] for record in redone] == [3, 4, 5]
@@ -236,23 +254,21 @@ def test_row_without_checkpoint_is_made_anew(stopped, copy):
 
 def test_unfinished_checkpoint_of_a_killed_run_is_no_hindrance(stopped, copy):
   experiment, program, _, _ = stopped
-  half = copy.checkpoints / "4.orbax-checkpoint-tmp-0"
-  half.mkdir()
-  (half / "junk").write_bytes(b"half")
+  (copy.checkpoints / "4.npz.tmp").write_bytes(b"half")
   result = training.train(experiment, program, copy)
   assert_ends_as_undisturbed(stopped, copy, result)
 
 
 def test_loading_falls_back_too(stopped, copy):
-  truncate(copy.checkpoints / "3")
+  truncate(copy.checkpoints / "3.npz")
   with pytest.warns(UserWarning, match="round 3 is damaged"):
     loaded = model.load(copy.path)
-  assert int(loaded.state.num_rounds) == training.best_round(copy.metrics()[:2])
+  assert int(loaded.state.server.num_rounds) == training.best_round(copy.metrics()[:2])
 
 
 def test_loading_with_all_damaged_is_an_input_error(copy):
   for number in (1, 2, 3):
-    delete(copy.checkpoints / str(number))
+    empty(copy.checkpoints / f"{number}.npz")
   with (
     pytest.warns(UserWarning, match="is damaged"),
     pytest.raises(InputError, match="no sound checkpoint"),

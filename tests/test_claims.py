@@ -26,7 +26,7 @@ def _counts(*scores, seeds=None):
         }
         for seed in (seeds or {}).get(method, (0,))
       ]
-  tables = [table for table in paper_tables.TABLES if table.metric == "rmse"]
+  tables = [table for table in paper_tables.TABLES if table.name in claims.TABLES]
   table = claims.counts(paper_tables.cells(pd.DataFrame(rows), tables))
   return table.set_index("best of the methods is")
 

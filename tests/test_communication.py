@@ -1,9 +1,12 @@
 """Error against communication: what is read from runs, and when a goal is reached."""
 
 import pytest
+from absl.testing import flagsaver
 
-from fedbnr_jax.records import RunFolder
-from launch import communication
+from fedbnr_jax.run.records import RunFolder
+from fedbnr_jax.studies import communication
+from launch import communication as launch_communication
+from tests.drawings import png_size
 from tests.runs import assert_refused, tiny
 
 
@@ -37,13 +40,38 @@ def test_goal_is_reached_at_the_round_that_validation_would_have_chosen(
     ),
   ]
   output = tmp_path / "figure.png"
-  communication.compare(runs, str(output), goal=2.5)
-  assert output.stat().st_size > 1000
-  _, _, first, second, third, _ = capsys.readouterr().out.splitlines()
+  if not launch_communication.flags.FLAGS.is_parsed():
+    launch_communication.flags.FLAGS.mark_as_parsed()
+  names = [str(run) for run in runs]
+  with flagsaver.flagsaver(runs=names, output=str(output), goal=2.5):
+    launch_communication.main()
+  width, height = png_size(output)
+  assert width > height > 500
+  _, _, first, second, third, last = capsys.readouterr().out.splitlines()
   assert first.strip("| ").split(" | ") == ["fedbnr", "3", "0.0", "2.000", "3.0", "0.0"]
   assert second.startswith("| fedbnr-exact, width 4 | 1 |")
   assert second.endswith("| – | – |")
   assert third.startswith("| fedbnr-exact, lbfgs, 2 rounds of fedbnr first |")
+  assert last == f"drawn to {output}"
+
+
+def test_progress_sums_floats_and_keeps_the_best_round_of_validation(tmp_path):
+  run = _run(tmp_path / "a", [(2.0, 5.0), (3.0, 1.0), (1.0, 2.0)])
+  frame = communication.progress(RunFolder(run).metrics_frame())
+  assert frame["round"].tolist() == [1, 2, 3]
+  assert frame.floats.tolist() == [20, 40, 60]
+  assert frame.test_rmse.tolist() == [5.0, 5.0, 2.0]
+
+
+def test_runs_of_one_method_stand_together_under_the_given_goal(tmp_path):
+  runs = [_run(tmp_path / name, [(1.0, 1.0)]) for name in "ab"]
+  compared = communication.read(runs)
+  assert {name: len(frames) for name, frames in compared.runs.items()} == {"fedbnr": 2}
+  assert (compared.dataset, compared.num_clients, compared.unit) == (
+    *("made", 2, "target"),
+  )
+  assert compared.goal is None
+  assert "rounds to goal" not in communication.table(compared)
 
 
 def test_goal_is_the_papers_where_it_has_one():
@@ -64,5 +92,13 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path, changes, words):
     _run(tmp_path / "a", [(1.0, 1.0)]),
     _run(tmp_path / "b", [(1.0, 1.0)], **changes),
   ]
-  output = str(tmp_path / "figure.png")
-  assert_refused(lambda: communication.compare(runs, output), words)
+  assert_refused(lambda: communication.read(runs), words)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+  (tmp_path / "file").write_text("")
+  run, output = _run(tmp_path / "a", [(1.0, 1.0)]), tmp_path / "file" / "figure.png"
+  if not launch_communication.flags.FLAGS.is_parsed():
+    launch_communication.flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(runs=[str(run)], output=str(output)):
+    assert_refused(launch_communication.main, "--output", str(tmp_path / "file"))

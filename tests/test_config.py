@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from fedbnr_jax import config as config_lib
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.names import listing, suggestion
+from fedbnr_jax.names import listing, require_choice, suggestion
+from fedbnr_jax.run import config as config_lib
 
 
 def test_base_is_valid():
@@ -33,7 +33,7 @@ BAD = [
   ("num_samples", 1),
   *(("participation", value) for value in (0.0, 1.5, -1.0, math.nan)),
   *(("dropout", value) for value in (1.0, -0.1, math.nan)),
-  ("statistics", "answring"),
+  ("statistics_from", "answring"),
   ("client_batch_size", -1),
   ("mesh", -1),
   ("stream_clients", -1),
@@ -74,7 +74,7 @@ EDGES = [
   ("participation", 1e-9),
   ("dropout", 0.0),
   ("dropout", 0.999),
-  ("statistics", "answering"),
+  ("statistics_from", "answering"),
   ("client_batch_size", 1),
   ("mesh", 1),
   ("stream_clients", 1),
@@ -136,8 +136,8 @@ def test_get_follows_dots():
 
 def test_near_name_is_suggested():
   with pytest.raises(InputError, match="did you mean 'sorted'"):
-    config_lib.require_choice("config.partition", "Sortd", ("auto", "sorted"))
-  config_lib.require_choice("config.partition", "auto", ("auto", "sorted"))
+    require_choice("config.partition", "Sortd", ("auto", "sorted"))
+  require_choice("config.partition", "auto", ("auto", "sorted"))
 
 
 def test_far_name_lists_the_choices_only():

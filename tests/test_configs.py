@@ -8,11 +8,11 @@ import pytest
 
 from configs import grid_search, num_samples, paper_table, readings, uci
 from fedbnr_jax import algorithms
-from fedbnr_jax import config as config_lib
 from fedbnr_jax.data import uci as uci_data
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import as_json
-from launch.grid import expand
+from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run.records import as_json
+from fedbnr_jax.sweep.grid import expand
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 STEMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")

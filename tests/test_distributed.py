@@ -3,7 +3,6 @@
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,16 +14,19 @@ from absl import flags
 from absl.testing import flagsaver
 
 from configs import default
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import model, processes, training
+from fedbnr_jax import model, workflow
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import local_processes, processes, training
+from fedbnr_jax.run.local_processes import free_port
+from fedbnr_jax.run.records import RunFolder
 from launch import distributed
 from tests.runs import assert_refused, assert_same_bits, timeless
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 LIMIT = 120  # Seconds after which a process counts as hanging.
 FIELDS = {
+  "method": "fedbnr",
   "kernel": "gaussian",
   "num_samples": 4,
   "num_rounds": 10,
@@ -38,30 +40,23 @@ FIELDS = {
 
 
 def _start(workdir, *arguments, **fields) -> subprocess.Popen[str]:
-  """A training as from the shell, which no core is given to."""
-  environment = {k: v for k, v in os.environ.items() if k != "FEDBNR_CORE"}
+  """A training as from the shell."""
   command = [sys.executable, "-m", "launch.train", "--config=configs/default.py"]
   command += [f"--workdir={workdir}", *arguments]
   command += [f"--config.{name}={value}" for name, value in (FIELDS | fields).items()]
   return subprocess.Popen(
     command,
     cwd=ROOT,
-    env=environment | {"NPROC": "8", "OPENBLAS_NUM_THREADS": "1"},
+    env=os.environ | {"NPROC": "8", "OPENBLAS_NUM_THREADS": "1"},
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
   )
 
 
-def _free_port() -> int:
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    return probe.getsockname()[1]
-
-
 def _start_pair(workdir, *last, **fields) -> list[subprocess.Popen[str]]:
   """Two processes; the second is given a folder of its own, and more flags."""
-  meeting = [f"--coordinator=127.0.0.1:{_free_port()}", "--num_processes=2"]
+  meeting = [f"--coordinator=127.0.0.1:{free_port()}", "--num_processes=2"]
   other = f"{workdir}-of-process-1"
   return [
     _start(workdir, *meeting, "--process_id=0", **fields),
@@ -105,7 +100,7 @@ def alone():
   config = default.get_config()
   config.update_from_flattened_dict(FIELDS)
   experiment = experiment_lib.build(config)
-  return training.train(experiment, training.jit(training.make_program(experiment)))
+  return training.train(experiment, workflow.program_for(experiment))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +129,7 @@ def test_two_processes_train_what_one_does(together, alone):
   assert folder.summary()["best_round"] == alone.best_round
   state = model.load(together).state
   for one, other in zip(
-    jax.tree.leaves(state.params), jax.tree.leaves(alone.state.params), strict=True
+    jax.tree.leaves(state.server), jax.tree.leaves(alone.state.server), strict=True
   ):
     np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-9)
 
@@ -226,20 +221,6 @@ def test_what_one_process_cannot_do_is_told_by_all(monkeypatch, number):
   assert str(caught.value) == f"{prefix}there is no file /data/σ.csv."
 
 
-def test_process_that_never_comes_is_named_in_time(tmp_path):
-  start = time.monotonic()
-  (said,) = _ended(
-    _start(
-      tmp_path / "run",
-      f"--coordinator=127.0.0.1:{_free_port()}",
-      *("--num_processes=2", "--process_id=0", "--wait_seconds=2"),
-    )
-  )
-  _assert_one_line(said, "process 1 of 2 did not come", "within 2 s")
-  assert time.monotonic() - start < 60
-  assert not (tmp_path / "run").exists()
-
-
 @pytest.fixture
 def parsed():
   if not flags.FLAGS.is_parsed():
@@ -247,19 +228,29 @@ def parsed():
 
 
 @pytest.mark.usefixtures("parsed")
+def test_process_that_never_comes_is_named_in_time():
+  start = time.monotonic()
+  meeting = {"coordinator": f"127.0.0.1:{free_port()}", "num_processes": 2}
+  with flagsaver.flagsaver(**meeting, process_id=0, wait_seconds=1):
+    assert_refused(distributed.join, "process 1 of 2 did not come", "within 1 s")
+  assert time.monotonic() - start < 10
+  assert not jax.distributed.is_initialized()
+
+
+@pytest.mark.usefixtures("parsed")
 @pytest.mark.parametrize(
   "given, parts",
   [
-    ({"process_id": 2, "num_processes": 2}, ("--process_id", "0 to 1", "got 2")),
-    ({"process_id": -1}, ("--process_id", "got -1")),
-    ({"process_id": 1}, ("--process_id", "--num_processes=1")),
-    ({"num_processes": 0}, ("--num_processes", "at least 1")),
-    ({"num_processes": 2}, ("--coordinator", "HOST:PORT")),
+    ({"process_id": 2, "num_processes": 2}, ("process_id", "0 to 1", "got 2")),
+    ({"process_id": -1}, ("process_id", "got -1")),
+    ({"process_id": 1}, ("process_id", "num_processes=1")),
+    ({"num_processes": 0}, ("num_processes", "at least 1")),
+    ({"num_processes": 2}, ("coordinator", "HOST:PORT")),
     ({"num_processes": 2, "coordinator": "here"}, ("HOST:PORT", "'here'")),
     ({"num_processes": 2, "coordinator": "here:"}, ("HOST:PORT", "'here:'")),
     ({"num_processes": 2, "coordinator": "here:99999"}, ("HOST:PORT", "99999")),
     ({"num_processes": 2, "coordinator": ":80"}, ("HOST:PORT", "':80'")),
-    ({"wait_seconds": 0}, ("--wait_seconds", "at least 1")),
+    ({"wait_seconds": 0}, ("wait_seconds", "at least 1")),
   ],
 )
 def test_flags_that_make_no_sense_are_refused(given, parts):
@@ -306,51 +297,42 @@ def _child(code: str) -> subprocess.Popen[bytes]:
 SLEEP = "import time; time.sleep(60)"
 
 
+@pytest.fixture
+def waited():
+  """Starts children, and gives what waiting for them gives: a status, or a refusal."""
+  children = []
+
+  def wait(codes, output=None):
+    children.extend(_child(code) for code in codes)
+    try:
+      return local_processes.wait(children, output, grace=0.2)
+    except InputError as error:
+      return str(error)
+
+  yield wait
+  for child in children:
+    child.kill()
+    child.wait()
+
+
 @pytest.mark.parametrize(
-  "codes, status, part",
+  "codes, expected",
   [
-    (["", ""], 0, ""),
-    (["raise SystemExit(3)", SLEEP], 3, ""),  # The first has told why.
-    ([SLEEP, "raise SystemExit(4)"], 2, "process 1 of 2 ended with status 4"),
-    (["import os; os.kill(os.getpid(), 9)", SLEEP], 2, "process 0 of 2 ended"),
-    (["import time; time.sleep(1)", ""], 0, ""),  # One that ends late is waited for.
+    (["import time; time.sleep(0.5)", ""], 0),  # One that ends late is waited for.
+    (["raise SystemExit(3)", SLEEP], 3),  # The first has told why.
+    ([SLEEP, "raise SystemExit(4)"], "process 1 of 2 ended with status 4: the same"),
+    (["import os; os.kill(os.getpid(), 9)", SLEEP], "process 0 of 2 ended"),
     # All refuse, and the first, which speaks, is not the quickest.
-    (
-      ["import time; time.sleep(0.1); raise SystemExit(2)", "raise SystemExit(2)"],
-      2,
-      "",
-    ),
+    (["import time; time.sleep(0.1); raise SystemExit(2)", "raise SystemExit(2)"], 2),
   ],
 )
-def test_status_of_all_is_that_of_who_failed_first(
-  codes, status, part, monkeypatch, capsys
-):
-  monkeypatch.setattr(distributed, "_GRACE", 0.2)
-  children = [_child(code) for code in codes]
-  try:
-    got = distributed._wait(children)
-  except SystemExit as end:
-    got = end.code
-  finally:
-    for child in children:
-      child.kill()
-      child.wait()
-  assert got == status
-  error = capsys.readouterr().err
-  assert part in error
-  assert bool(part) == bool(error)
+def test_status_of_all_is_that_of_who_failed_first(codes, expected, waited):
+  got = waited(codes)
+  assert got == expected if isinstance(expected, int) else expected in got
 
 
-def test_what_a_silent_process_said_is_passed_on(tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(distributed, "_GRACE", 0.2)
-  with open(tmp_path / "noise", "w+b") as noise:
-    noise.write(b"a warning\nerror: out of luck\n")
-    children = [_child(SLEEP), _child("raise SystemExit(4)")]
-    try:
-      with pytest.raises(SystemExit):
-        distributed._wait(children, noise)
-    finally:
-      for child in children:
-        child.kill()
-        child.wait()
-  assert "out of luck" in capsys.readouterr().err
+def test_what_a_silent_process_said_is_passed_on(tmp_path, waited):
+  with open(tmp_path / "output", "w+b") as output:
+    output.write(b"a warning\nerror: out of luck\n")
+    said = waited([SLEEP, "raise SystemExit(4)"], output)
+  assert "status 4 (error: out of luck): the same" in said

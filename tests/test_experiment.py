@@ -3,19 +3,19 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedbnr_jax import algorithms
-from fedbnr_jax import experiment as experiment_lib
 from fedbnr_jax.errors import InputError
-from tests.runs import assert_refused, table, tiny
+from fedbnr_jax.run import experiment as experiment_lib
+from tests.runs import table, tiny
 
 
-def initial(experiment: experiment_lib.Experiment):
-  init = experiment.algorithm.init
-  return init(experiment.key_init, experiment.federation)
+def initial(**fields):
+  """Where the server of a training starts."""
+  experiment = experiment_lib.build(tiny(**(fields | {"mesh": 1})), table())
+  init = jax.jit(experiment.algorithm.init)
+  return init(experiment.key_init, experiment.federation).server
 
 
 def leaves(tree) -> list[np.ndarray]:
@@ -35,9 +35,8 @@ def test_start_and_split_do_not_depend_on_the_number_of_clients():
   four = experiment_lib.build(tiny(num_clients=4), table())
   for part, other in zip(two.split, four.split, strict=True):
     np.testing.assert_array_equal(part, other)
-  state, other_state = initial(two), initial(four)
-  assert same(state.omega, other_state.omega)
-  assert same(state.params, other_state.params)
+  start, other = initial(num_clients=2), initial(num_clients=4)
+  assert same((start.omega, start.params), (other.omega, other.params))
   assert four.federation.num_clients == 4
 
 
@@ -45,8 +44,9 @@ def test_pooled_method_starts_where_the_federated_one_does():
   one = experiment_lib.build(tiny(method="fedbnr"), table())
   other = experiment_lib.build(tiny(method="central"), table())
   assert same(one.split, other.split)
-  assert same(initial(one).params, initial(other).params)
-  assert same(initial(one).omega, initial(other).omega)
+  start, other_start = initial(method="fedbnr"), initial(method="central")
+  assert same(start.params, other_start.params)
+  assert same(start.omega, other_start.omega)
 
 
 def test_synthetic_rows_do_not_depend_on_the_number_of_clients():
@@ -60,9 +60,9 @@ def test_other_seed_gives_other_split_start_and_partition():
   one = experiment_lib.build(tiny(seed=1, partition="iid"), table())
   other = experiment_lib.build(tiny(seed=2, partition="iid"), table())
   assert not same(one.split, other.split)
-  state, other_state = initial(one), initial(other)
-  assert not same(state.omega, other_state.omega)
-  assert not same(state.params.theta, other_state.params.theta)
+  start, other_start = initial(seed=1), initial(seed=2)
+  assert not same(start.omega, other_start.omega)
+  assert not same(start.params.theta, other_start.params.theta)
 
 
 def test_same_seed_builds_the_same_experiment():
@@ -236,26 +236,3 @@ def test_patience_is_the_methods_own_unless_given():
     assert experiment_lib.build(tiny(method=method), table()).patience == patience
   given = experiment_lib.build(tiny(method="fedbnr-ev", patience=2), table())
   assert given.patience == 2
-
-
-@pytest.mark.parametrize("method", algorithms.METHODS)
-def test_error_bars_of_every_method_lose_the_noise_on_demand(method: str):
-  """From the prior: the kernel is of random features where the method takes one."""
-  features = algorithms.METHODS[method].random_features
-  fields = {"method": method, "kernel": "gaussian" if features else "deep"}
-  fields |= {"fedloc__num_inducing": 3, "pfedgp__num_inducing": 3, "mesh": 1}
-  built = experiment_lib.build(tiny(**fields))
-  if method in ("fedavg", "fedprox"):
-    assert_refused(
-      lambda: experiment_lib.build(tiny(with_noise=False, **fields)),
-      "config.with_noise",
-    )
-    return
-  without = experiment_lib.build(tiny(with_noise=False, **fields)).algorithm
-  state = jax.jit(built.algorithm.init)(built.key_init, built.federation)
-  mean, variance = jax.jit(built.algorithm.predict)(state, built.test.x)
-  same, latent = jax.jit(without.predict)(state, built.test.x)
-  np.testing.assert_allclose(mean, same, rtol=1e-12)
-  noise_std, _ = built.algorithm.scales(state)
-  assert float(jnp.mean(noise_std)) > 0.1
-  np.testing.assert_allclose(variance - latent, jnp.mean(noise_std) ** 2, rtol=1e-3)

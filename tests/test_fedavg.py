@@ -8,138 +8,119 @@ import numpy as np
 import optax
 import pytest
 
-from fedbnr_jax import algorithms, federation, networks
-from fedbnr_jax import config as config_lib
 from fedbnr_jax.algorithms import fedavg
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.optimizers import adam
+from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.gp import networks
+from tests import methods, oracles
+from tests.methods import KEY, NUM_CLIENTS, NUM_ROWS, SIZES, small
 from tests.runs import assert_same_bits
 
-KEY = jax.random.key(0)
-STEPS, RATE = 3, 0.02
+STEPS, RATE = 20, 0.005
 NETWORK = networks.Regressor(5, 2, 1, jnp.dtype("float64"))
 
 
 @functools.cache
-def _federation(num_clients=3):
-  rng = np.random.default_rng(0)
-  inputs = rng.normal(size=(35, 2))
-  targets = np.sin(2 * inputs[:, 0]) + 0.1 * rng.normal(size=35)
-  parts = federation.partition("sorted", rng, inputs, targets, num_clients)
-  return federation.build(inputs, targets, parts, dtype=jnp.float64)
+def _rounds(num_rounds=6, **settings):
+  built = fedavg.fedprox(NETWORK, adam(RATE), num_local_steps=STEPS, **settings)
+  program = methods.compile_method(built)
+  return program, methods.run(program, small(), num_rounds)
 
 
 @functools.cache
-def _rounds(num_rounds=2, num_clients=3, steps=STEPS, **settings):
-  built = fedavg.fedprox(NETWORK, adam(RATE), num_local_steps=steps, **settings)
-  data = _federation(num_clients)
-  states, round_ = [built.init(KEY, data)], jax.jit(built.round)
-  for _ in range(num_rounds):
-    state, info = round_(KEY, states[-1], data)
-    states.append(state)
-  return built, states, info
+def _apply():
+  return jax.jit(NETWORK.apply)
+
+
+@functools.cache
+def _slow_step(mu):
+  """A step of one client, whose padding has no weight."""
+  optimizer = oracles.loose(optax.adam(RATE))
+
+  def loss(theta, broadcast, rows):
+    gaps = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), theta, broadcast)
+    errors = (NETWORK.apply(theta, rows.x) - rows.y) ** 2
+    return jnp.mean(errors, where=rows.mask) + 0.5 * mu * sum(jax.tree.leaves(gaps))
+
+  def step(theta, memory, broadcast, rows):
+    updates, memory = optimizer.update(jax.grad(loss)(theta, broadcast, rows), memory)
+    return optax.apply_updates(theta, updates), memory
+
+  return optimizer, jax.jit(step)
 
 
 @pytest.mark.parametrize("mu, by_rows", [(0.0, False), (0.7, True)])
 def test_a_round_is_local_steps_and_their_mean(mu, by_rows):
-  _, (start, got), info = _rounds(1, mu=mu, by_rows=by_rows)
-  data, optimizer = _federation().clients, optax.adam(RATE)
-  locals_, weights, squares = [], [], 0.0
-  for index in range(3):
-    keep = np.asarray(data.mask[index])
-    x, y = data.x[index][keep], data.y[index][keep]
-
-    def loss(theta, x=x, y=y):
-      gap = sum(
-        jnp.sum((a - b) ** 2)
-        for a, b in zip(
-          jax.tree.leaves(theta), jax.tree.leaves(start.params.theta), strict=True
-        )
-      )
-      return jnp.mean((NETWORK.apply(theta, x) - y) ** 2) + 0.5 * mu * gap
-
-    gradient = jax.jit(jax.grad(loss))
-    theta, memory = start.params.theta, optimizer.init(start.params.theta)
+  _, (states, infos) = _rounds(mu=mu, by_rows=by_rows)
+  start, got, info = states[0].server.params.theta, states[1].server, infos[0]
+  (optimizer, step), data, ends = _slow_step(mu), small(), []
+  for k in range(NUM_CLIENTS):
+    theta, memory = start, optimizer.init(start)
     for _ in range(STEPS):
-      with jax.numpy_dtype_promotion("standard"):
-        updates, memory = optimizer.update(gradient(theta), memory)
-      theta = optax.apply_updates(theta, updates)
-    locals_.append(theta)
-    weights.append(len(y) if by_rows else 1)
-  total = sum(weights)
+      theta, memory = step(theta, memory, start, methods.rows_of(data, k))
+    ends.append(theta)
   wanted = jax.tree.map(
-    lambda *leaves: (
-      sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)) / total
+    lambda *leaves: np.average(
+      leaves, axis=0, weights=np.array(SIZES, float) if by_rows else None
     ),
-    *locals_,
+    *ends,
   )
   for a, b in zip(
     jax.tree.leaves(got.params.theta), jax.tree.leaves(wanted), strict=True
   ):
     np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9)
-  for index in range(3):
-    keep = np.asarray(data.mask[index])
-    error = NETWORK.apply(got.params.theta, data.x[index][keep]) - data.y[index][keep]
-    squares += float(jnp.sum(error**2))
-  np.testing.assert_allclose(got.params.noise_std**2, squares / 35, rtol=1e-9)
-  size = sum(leaf.size for leaf in jax.tree.leaves(wanted))
-  assert (int(info.floats_up), int(info.floats_down)) == (size + 2, size + 1)
+  x, y, mask = data.clients.x.reshape(-1, 2), data.clients.y, data.clients.mask
+  errors = np.asarray(_apply()(got.params.theta, x))[mask.ravel()] - y[mask]
+  square = np.mean(errors**2)
+  np.testing.assert_allclose(got.params.noise_std**2, square, rtol=1e-9)
   # Of all rows under N(prediction, σ²).
-  nll = 0.5 * np.log(2 * np.pi * squares / 35) + 0.5
+  nll = 0.5 * np.log(2 * np.pi * square) + 0.5
   np.testing.assert_allclose(info.train_nll, nll, rtol=1e-9)
-
-
-def test_fedprox_without_pull_is_fedavg_bit_for_bit():
-  config = config_lib.base()
-  config.update({"hidden_size": 5, "num_local_steps": 2})
-  config.fedprox.mu = 0.0
-  states = []
-  for method in ("fedavg", "fedprox"):
-    built = algorithms.method(method).build(config)
-    data = jax.tree.map(
-      lambda leaf: leaf if leaf.dtype == bool else leaf.astype(jnp.float32),
-      _federation(),
-    )
-    states.append(jax.jit(built.round)(KEY, built.init(KEY, data), data)[0])
-  assert_same_bits(*states)
+  assert len(errors) == NUM_ROWS
 
 
 def test_a_strong_pull_holds_clients_back():
   def moved(mu):
-    _, (start, *_, end), _ = _rounds(3, steps=20, mu=mu)
-    gap = jax.tree.map(lambda a, b: jnp.sum((a - b) ** 2), start.params, end.params)
-    return sum(float(leaf) for leaf in jax.tree.leaves(gap.theta))
+    _, (states, _) = _rounds(mu=mu, by_rows=False)
+    gap = jax.tree.map(
+      lambda a, b: np.sum((a - b) ** 2),
+      states[0].server.params.theta,
+      states[3].server.params.theta,
+    )
+    return sum(jax.tree.leaves(gap))
 
   assert moved(1e4) < 0.05 * moved(0.0)
 
 
 def test_it_learns_and_predicts_with_one_error_bar():
-  built, states, info = _rounds(6, steps=20)
-  data = _federation().clients
-  mean, variance = built.predict(states[-1], data.x[0])
+  program, (states, infos) = _rounds(mu=0.0, by_rows=False)
+  data = small().clients
+  mean, variance = program.predict(states[-1], data.x[0])
   assert mean.shape == variance.shape == data.y[0].shape
   assert np.unique(np.asarray(variance)).size == 1
-  first, last = (float(built.train_nll(state)) for state in (states[1], states[-1]))
-  assert last < first
-  np.testing.assert_allclose(built.scales(states[-1])[0] ** 2, variance[0])
-  assert np.all(np.isfinite(info.client_loss))
-
-
-def test_float32_without_x64(x64_off):
-  config = config_lib.base()
-  config.update({"hidden_size": 5, "num_local_steps": 2})
-  built = algorithms.method("fedavg").build(config)
-  data = _federation.__wrapped__()
-  data = jax.tree.map(
-    lambda leaf: leaf if leaf.dtype == bool else leaf.astype(jnp.float32), data
+  assert infos[-1].train_nll < infos[0].train_nll - 0.05
+  np.testing.assert_allclose(
+    float(program.algorithm.scales(states[-1])[0]) ** 2, variance[0], rtol=1e-12
   )
-  state, info = jax.jit(built.round)(KEY, built.init(KEY, data), data)
-  assert state.params.log_noise_std.dtype == jnp.float32
-  assert np.isfinite(info.train_nll)
+  assert np.all(np.isfinite(infos[-1].client_loss))
 
 
-@pytest.mark.parametrize("settings", [{"mu": -1.0}, {"mu": np.inf}, {"steps": 0}])
+def test_fedprox_without_pull_is_fedavg_bit_for_bit(x64_off):
+  """In float32, without any wider type."""
+  data, states = small(dtype=np.float32), []
+  for method in ("fedavg", "fedprox"):
+    built = methods.built(method, dtype="float32", fedprox__mu=0.0)
+    state = jax.jit(built.init)(KEY, data)
+    state, info = jax.jit(built.round)(KEY, state, data)
+    assert np.isfinite(info.train_nll)
+    states.append(state)
+  assert_same_bits(*states)
+  assert states[0].server.params.log_noise_std.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  "settings", [{"mu": -1.0}, {"mu": np.inf}, {"num_local_steps": 0}]
+)
 def test_bad_settings_are_refused_before_tracing(settings):
-  steps = settings.pop("steps", STEPS) if "steps" in settings else STEPS
   with pytest.raises(InputError):
-    fedavg.fedprox(NETWORK, adam(RATE), num_local_steps=steps, **settings)
+    fedavg.fedprox(NETWORK, adam(RATE), **({"num_local_steps": STEPS} | settings))

@@ -1,123 +1,19 @@
-"""Partitioners are partitions; the arrays hold each row once, where it belongs."""
-
-import itertools
+"""The arrays of a federation hold each row once, where it belongs."""
 
 import chex
-import hypothesis
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
-from fedbnr_jax import federation
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.federated import federation
+from tests.runs import assert_same_bits
 
 
 def _table(num_rows, seed=0, num_inputs=3):
   rng = np.random.default_rng(seed)
   inputs = rng.normal(size=(num_rows, num_inputs))
   return inputs, 2 * inputs[:, 1] - 0.3 * inputs[:, 0] + 0.1 * rng.normal(size=num_rows)
-
-
-@st.composite
-def _deals(draw):
-  num_clients = draw(st.integers(1, 30))
-  return draw(st.integers(2 * num_clients, 4 * num_clients + 40)), num_clients
-
-
-@pytest.mark.parametrize("name", federation.PARTITIONERS)
-@hypothesis.given(_deals(), st.integers(0, 2**32 - 1))
-def test_each_row_goes_to_one_client_and_sizes_are_nearly_equal(name, deal, seed):
-  num_rows, num_clients = deal
-  table = _table(num_rows, seed)
-  rng = np.random.default_rng(seed)
-  parts = federation.partition(name, rng, *table, num_clients)
-  assert len(parts) == num_clients
-  assert sorted(np.concatenate(parts)) == list(range(num_rows))
-  sizes = [len(part) for part in parts]
-  # Two chunks a client, each of a floor or a ceiling.
-  assert max(sizes) - min(sizes) <= (2 if name == "sorted" else 1)
-  assert min(sizes) >= 1
-
-
-@pytest.mark.parametrize("name", federation.PARTITIONERS)
-def test_seed_decides_the_deal(name):
-  table = _table(60)
-
-  def deal(seed):
-    rng = np.random.default_rng(seed)
-    return federation.partition(name, rng, *table, 5)
-
-  chex.assert_trees_all_equal(deal(1), deal(1))
-  assert any(not np.array_equal(a, b) for a, b in zip(deal(1), deal(2), strict=True))
-
-
-@hypothesis.given(_deals(), st.integers(0, 2**32 - 1))
-def test_sorted_clients_hold_two_runs_of_the_sorted_order(deal, seed):
-  num_rows, num_clients = deal
-  inputs, targets = _table(num_rows, seed)
-  rng = np.random.default_rng(seed)
-  parts = federation.sorted_chunks(rng, inputs, targets, num_clients)
-  column = federation.most_correlated(inputs, targets)
-  rank = np.argsort(np.argsort(inputs[:, column]))
-  for part in parts:
-    breaks = np.sum(np.diff(np.sort(rank[part])) > 1)
-    assert breaks <= 1  # Two runs, or one where they are neighbours.
-
-
-def test_target_clients_hold_disjoint_ranges():
-  inputs, targets = _table(50)
-  parts = federation.partition("target", np.random.default_rng(0), inputs, targets, 4)
-  ranges = sorted((targets[part].min(), targets[part].max()) for part in parts)
-  assert all(a[1] < b[0] for a, b in itertools.pairwise(ranges))
-
-
-@hypothesis.given(st.integers(0, 2**32 - 1), st.integers(2, 6))
-def test_most_correlated_is_numpys(seed, num_inputs):
-  rng = np.random.default_rng(seed)
-  inputs = rng.normal(size=(20, num_inputs)) * 10.0 ** rng.integers(-3, 4, num_inputs)
-  targets = rng.normal(size=20)
-  correlation = [np.corrcoef(column, targets)[0, 1] for column in inputs.T]
-  assert federation.most_correlated(inputs, targets) == np.argmax(np.abs(correlation))
-
-
-def test_constant_columns_correlate_with_nothing():
-  inputs, targets = _table(30)
-  inputs[:, 0] = 5.0
-  assert federation.most_correlated(inputs, targets) == 1
-  assert federation.most_correlated(np.ones((30, 2)), targets) == 0
-
-
-@pytest.mark.parametrize("num_clients", [0, -3, 11, 20, 10**6])
-def test_impossible_numbers_of_clients_are_refused(num_clients):
-  table = _table(20)
-  with pytest.raises(InputError, match=f"between 1 and half .* got {num_clients}"):
-    federation.partition("iid", np.random.default_rng(0), *table, num_clients)
-
-
-def test_half_of_the_rows_is_the_most_clients():
-  for name in federation.PARTITIONERS:
-    parts = federation.partition(name, np.random.default_rng(0), *_table(20), 10)
-    assert [len(part) for part in parts] == [2] * 10
-
-
-def test_unknown_partition_is_refused_with_the_known():
-  with pytest.raises(InputError, match=r"'sorte'.*sorted, iid, target"):
-    federation.partition("sorte", np.random.default_rng(0), *_table(20), 2)
-
-
-def test_column_deals_training_rows_by_label():
-  labels = np.array(["b", "a", "b", "c", "a", "b"])
-  train = np.array([5, 1, 0, 4])
-  parts, names = federation.by_column(labels, train)
-  assert names == ["a", "b", "c"]
-  chex.assert_trees_all_equal([list(p) for p in parts], [[1, 3], [0, 2], []])
-  for part, name in zip(parts, names, strict=True):
-    assert set(labels[train[part]]) <= {name}
-
-
-# ------------------------------------------------------------------------- arrays
 
 
 def test_client_without_rows_is_named():
@@ -130,12 +26,17 @@ def test_client_without_rows_is_named():
 
 
 @pytest.mark.parametrize("num_padded_rows", [None, 5])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_build_places_each_clients_rows_before_zeros(num_padded_rows, dtype):
   inputs, targets = _table(9)
   parts = [np.array([3, 1, 8]), np.array([0]), np.array([2, 7])]
   built = federation.build(
-    inputs, targets, parts, num_padded_rows=num_padded_rows, dtype=dtype
+    inputs,
+    targets,
+    parts,
+    num_padded_rows=num_padded_rows,
+    dtype=dtype,
+    on_host=True,
   )
   clients = built.clients
   num_rows = num_padded_rows or 3
@@ -159,8 +60,8 @@ def test_too_little_padding_is_refused():
 
 def _example():
   parts = [np.array([3, 1, 8]), np.array([0]), np.array([2, 7])]
-  built = federation.build(*_table(9), parts, dtype=jnp.float64)
-  server = federation.ServerSet(jnp.ones((2, 3)), jnp.ones(2))
+  built = federation.build(*_table(9), parts, dtype=np.float64, on_host=True)
+  server = federation.ServerSet(np.ones((2, 3)), np.ones(2))
   return built.replace(server=server), parts
 
 
@@ -188,7 +89,7 @@ def test_single_client_keeps_its_rows_alone():
 def test_clients_that_fill_up_a_device_are_left_out_of_one_client():
   built, parts = _example()
   filled = jax.tree.map(
-    lambda leaf: jnp.concatenate([leaf, jnp.zeros_like(leaf[:2])]), built.clients
+    lambda leaf: np.concatenate([leaf, np.zeros_like(leaf[:2])]), built.clients
   )
   padded = built.replace(clients=filled, num_padding=2)
   assert padded.num_clients == 3
@@ -197,3 +98,33 @@ def test_clients_that_fill_up_a_device_are_left_out_of_one_client():
   assert np.sum(one.clients.mask) == sum(map(len, parts))
   expected = federation.single_client(built, 2)
   chex.assert_trees_all_equal(federation.single_client(padded, 2), expected)
+
+
+def test_arrays_stay_on_the_host_only_if_they_are_to():
+  parts = [np.arange(4), np.arange(4, 9)]
+  on_host, on_device = (
+    federation.build(*_table(9), parts, on_host=where) for where in (True, False)
+  )
+  assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(on_host))
+  assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(on_device))
+  assert_same_bits(on_host, on_device)
+
+
+def test_longer_clients_have_the_same_rows():
+  built, _ = _example()
+  longer = federation.with_rows(built, 7)
+  assert longer.clients.x.shape == (3, 7, 3)
+  assert_same_bits(
+    jax.tree.map(lambda leaf: leaf[:, :3], longer.clients), built.clients
+  )
+  assert not longer.clients.mask[:, 3:].any()
+  assert longer.server is built.server
+
+
+def test_padding_becomes_zero_whatever_it_held():
+  built, _ = _example()
+  rows = built.clients
+  dirty = rows.replace(
+    x=np.where(rows.mask[..., None], rows.x, np.nan), y=np.where(rows.mask, rows.y, 7.0)
+  )
+  assert_same_bits(jax.jit(federation.zero_padding)(dirty), rows)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import journal, training
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import journal
+from fedbnr_jax.run.training import Result
 from tests.runs import table, tiny
 
 
@@ -50,7 +51,7 @@ def test_rounds_are_compared_by_the_score_that_is_named():
   assert journal.best_round(history, "val_nll") == 4
   assert journal.finished(history, 9, patience=2)
   assert not journal.finished(history, 9, patience=2, score="val_nll")
-  assert training.Result(None, history, "val_nll").best_round == 4
+  assert Result(None, history, "val_nll").best_round == 4
 
 
 def test_rounds_in_which_nobody_answered_do_not_try_patience():

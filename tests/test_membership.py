@@ -5,8 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import membership, model, urk
+from fedbnr_jax import membership, model
+from fedbnr_jax.algorithms import kernels
+from fedbnr_jax.run import experiment as experiment_lib
 from launch import posterior as launch_posterior
 from launch import predict as launch_predict
 from launch import train as launch_train
@@ -70,8 +71,8 @@ def _from_scratch(folder, *tables):
 
 def _assert_posterior(state, wanted):
   for a, b in zip(
-    jax.tree.leaves((state.stats, state.posterior)),
-    jax.tree.leaves((wanted.stats, wanted.posterior)),
+    jax.tree.leaves((state.server.stats, state.server.posterior)),
+    jax.tree.leaves((wanted.server.stats, wanted.server.posterior)),
     strict=True,
   ):
     gap = np.linalg.norm(np.asarray(a) - np.asarray(b))
@@ -84,8 +85,8 @@ def test_rows_join_and_leave_exactly(run, capsys):
   try:
     assert "rows in the posterior" in _update(run, capsys)
     # Nothing has changed: the trained model, to the bit.
-    again = model.load(run / "run").state.posterior
-    np.testing.assert_array_equal(again.mean, trained.state.posterior.mean)
+    again = model.load(run / "run").state.server.posterior
+    np.testing.assert_array_equal(again.mean, trained.state.server.posterior.mean)
 
     assert "37 rows" in _update(run, capsys, add="new")
     joined = model.load(run / "run").state
@@ -171,8 +172,8 @@ def test_a_site_leaves_with_its_own_rows_also_where_others_have_the_same(
   wanted = table.iloc[rows[0]].reset_index(drop=True)
   trained = model.load(tmp_path / "run")
   stats = trained.statistics(trained.rows(wanted))
-  assert float(trained.state.stats.count) == len(wanted)
-  np.testing.assert_allclose(trained.state.stats.gram, stats.gram, atol=1e-8)
+  assert float(trained.state.server.stats.count) == len(wanted)
+  np.testing.assert_allclose(trained.state.server.stats.gram, stats.gram, atol=1e-8)
   assert_refused(lambda: _update(tmp_path, capsys, remove="south"), "south")
 
 
@@ -180,7 +181,7 @@ def test_tags_are_equal_for_equal_rows_only():
   rng = np.random.default_rng(0)
   x, y = rng.normal(size=(50_000, 3)), rng.normal(size=50_000)
   owners = np.array(["north", "south"])[rng.integers(2, size=50_000)]
-  rows = membership.Rows(x, y, owners)
+  rows = membership.OwnedRows(x, y, owners)
   tags = membership.row_tags(rows)
   assert len(set(tags.tolist())) == len(tags)
   order = rng.permutation(len(tags))
@@ -193,8 +194,8 @@ def test_tags_are_equal_for_equal_rows_only():
   ]
   for other in others:
     assert not np.isin(membership.row_tags(other), tags).any()
-  zeros = membership.Rows(np.zeros((1, 2)), np.zeros(1))
-  minus = membership.Rows(-zeros.x, -zeros.y)
+  zeros = membership.OwnedRows(np.zeros((1, 2)), np.zeros(1))
+  minus = membership.OwnedRows(-zeros.x, -zeros.y)
   assert membership.row_tags(zeros) == membership.row_tags(minus)
 
 
@@ -240,7 +241,9 @@ def test_batches_give_the_statistics_of_all_rows(run, monkeypatch):
   monkeypatch.setattr(membership, "_CHUNK", 7)
   by_rows = trained.statistics(rows, transform=jax.jit)
   by_clients = membership.statistics(
-    urk.from_config(trained.config), trained.state, membership.client_batches(clients)
+    kernels.from_config(trained.config),
+    trained.state,
+    membership.client_batches(clients),
   )
   for stats in (by_rows, by_clients):
     for a, b in zip(jax.tree.leaves(stats), jax.tree.leaves(whole), strict=True):

@@ -11,12 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import membership, metrics, model, training
+from fedbnr_jax import membership, model, prediction, workflow
 from fedbnr_jax.data import load_table
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder
-from launch import posterior, train
+from fedbnr_jax.gp import metrics
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import training
+from fedbnr_jax.run.program import make_program
+from fedbnr_jax.run.records import RunFolder
+from launch import posterior
 from tests.runs import assert_refused, claimed, table, tiny
 
 COLUMNS = ["mean", "std", "lower95", "upper95"]
@@ -35,7 +38,7 @@ def trained(tmp_path_factory):
   """Experiment, model in memory, and the folder with the same model."""
   dataset = load_table(frame(), target="price")
   experiment = experiment_lib.build(tiny(), dataset)
-  program = training.jit(training.make_program(experiment))
+  program = make_program(experiment.algorithm, transform=jax.jit)
   folder = claimed(tmp_path_factory.mktemp("model") / "run", experiment)
   result = training.train(experiment, program, folder)
   return experiment, model.from_result(experiment, result), folder.path
@@ -91,17 +94,11 @@ def test_numbers_given_as_text_are_the_same_numbers(trained):
   np.testing.assert_array_equal(trained[1].predict(texts), trained[1].predict(rows))
 
 
-def test_jitted_prediction_agrees(trained):
-  one = trained[1].predict(frame())
-  other = trained[1].predict(frame(), transform=jax.jit)
-  pd.testing.assert_frame_equal(one, other, rtol=1e-6)
-
-
 @pytest.mark.parametrize("chunk", [1, 7, 60])
 def test_chunks_do_not_show(trained, monkeypatch, chunk: int):
-  whole = trained[1].predict(frame(), transform=jax.jit)
-  monkeypatch.setattr(model, "_CHUNK", chunk)
-  parts = trained[1].predict(frame(), transform=jax.jit)
+  whole = trained[1].predict(frame())
+  monkeypatch.setattr(prediction, "_CHUNK", chunk)
+  parts = trained[1].predict(frame())
   pd.testing.assert_frame_equal(parts, whole, rtol=1e-6)
 
 
@@ -125,10 +122,19 @@ def test_trained_on_more_devices_than_there_are_here(trained, tmp_path, num_devi
   np.testing.assert_array_equal(loaded.predict(frame()), fitted.predict(frame()))
 
 
-def test_loads_without_float64(trained, x64_off):
-  _, _, path = trained
+def test_float64_is_arranged_inside_or_left_to_the_environment(
+  trained, x64_off, monkeypatch
+):
+  _, fitted, path = trained
   loaded = model.load(path)
-  assert np.isfinite(loaded.predict(frame())["mean"]).all()
+  assert loaded.state.server.stats.gram.dtype == np.float64
+  np.testing.assert_array_equal(loaded.predict(frame()), fitted.predict(frame()))
+  monkeypatch.setenv("JAX_ENABLE_X64", "0")  # As on a device that has none.
+  narrow = model.load(path)
+  assert narrow.state.server.stats.gram.dtype == np.float32
+  np.testing.assert_allclose(
+    narrow.predict(frame()), loaded.predict(frame()), rtol=1e-3
+  )
 
 
 @pytest.mark.parametrize("missing", ["a", "kind"])
@@ -183,7 +189,7 @@ def test_run_without_a_round_is_refused(trained, tmp_path):
 def test_a_model_for_each_client_is_asked_by_name(tmp_path):
   experiment = experiment_lib.build(tiny(method="avg+local", num_rounds=2), table())
   folder = RunFolder(tmp_path)
-  train.run(experiment, folder)
+  workflow.train_one(experiment, folder)
   loaded = model.load(tmp_path)
   assert loaded.client_names == ("client 1", "client 2")
   predict = jax.jit(experiment.algorithm.predict)
@@ -203,7 +209,7 @@ def test_a_model_for_each_client_is_asked_by_name(tmp_path):
   assert not folder.posterior.exists()
   assert_refused(lambda: loaded.predict(rows), "avg+local", "'client 1'")
   assert_refused(lambda: loaded.predict(rows, client="client 3"), "did you mean")
-  some = membership.Rows(np.ones((2, 2)), np.ones(2))
+  some = membership.OwnedRows(np.ones((2, 2)), np.ones(2))
   assert_refused(lambda: loaded.statistics(some), "no last layer")
 
 
@@ -228,7 +234,7 @@ def test_fused_experts_are_one_model(tmp_path):
   # More than a client has rows, so that the shape of a process depends on these.
   config.fedloc.num_iterations, config.fedloc.num_inducing = 2, 30
   experiment = experiment_lib.build(config, table())
-  train.run(experiment, RunFolder(tmp_path))
+  workflow.train_one(experiment, RunFolder(tmp_path))
   loaded = model.load(tmp_path)
   rows = experiment.dataset.features.iloc[:5]
   assert len(loaded.predict(rows)) == 5

@@ -1,4 +1,4 @@
-"""Adam against Optax's, and both in float32 against float64."""
+"""Adam against Optax's, and in float32 against float64."""
 
 import chex
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedbnr_jax.optimizers import adam
+from fedbnr_jax.federated.optimizers import adam
 from tests import oracles
 
 RATE = 0.05
@@ -56,28 +56,25 @@ def _float32_updates(optimizer, num_steps=200):
 
 
 def test_float32_corrections_keep_their_digits(x64_off):
-  mine = _float32_updates(adam(1.0))
-  theirs = _float32_updates(oracles.loose(optax.adam(1.0)))
-  assert np.abs(mine + 1).max() < 3e-6  # 1.4e-6, and 1.0e-5 without expm1.
-  assert np.abs(mine + 1).max() < 0.5 * np.abs(theirs + 1).max()
+  updates = _float32_updates(adam(1.0))
+  assert np.abs(updates + 1).max() < 3e-6  # 1.4e-6, and 1.0e-5 without expm1.
 
 
-def test_float32_path_is_nearer_to_float64_than_optax_path():
+def test_float32_path_stays_near_the_float64_path():
   exact = _path(adam(RATE), jnp.float64)
   with jax.enable_x64(False):
-    mine = _path(adam(RATE), jnp.float32)
-    theirs = _path(oracles.loose(optax.adam(RATE)), jnp.float32)
-  mine, theirs = (np.linalg.norm(path - exact) for path in (mine, theirs))
-  assert mine < 0.25 * theirs  # 9e-6 against 2e-4.
+    narrow = _path(adam(RATE), jnp.float32)
+  # 9e-6; with corrections that lose digits, as Optax's have done, 2e-4.
+  assert np.linalg.norm(narrow - exact) < 4e-5
 
 
 def test_state_and_updates_keep_the_types_of_a_mixed_tree(any_x64):
   wide = jnp.float64 if any_x64 else jnp.float32
   params = {"a": jnp.ones((2, 3), jnp.float32), "b": [jnp.ones((), wide)]}
   optimizer = adam(RATE)
-  state = optimizer.init(params)
+  state, update = optimizer.init(params), jax.jit(optimizer.update)
   for _ in range(2):
-    updates, new_state = jax.jit(optimizer.update)(params, state, params)
+    updates, new_state = update(params, state, params)
     chex.assert_trees_all_equal_shapes_and_dtypes(updates, params)
     chex.assert_trees_all_equal_shapes_and_dtypes(new_state, state)
     state = new_state
@@ -85,7 +82,7 @@ def test_state_and_updates_keep_the_types_of_a_mixed_tree(any_x64):
 
 
 def test_clients_in_a_batch_are_a_loop():
-  params = jnp.asarray(np.random.default_rng(0).normal(size=(3, 12)))
+  params = np.random.default_rng(0).normal(size=(3, 12))
   optimizer = adam(RATE)
 
   def two_steps(params):
@@ -95,5 +92,7 @@ def test_clients_in_a_batch_are_a_loop():
       params = optax.apply_updates(params, updates)
     return params
 
-  loop = jnp.stack([two_steps(client) for client in params])
-  np.testing.assert_allclose(jax.vmap(two_steps)(params), loop, rtol=1e-13)
+  alone = jax.jit(two_steps)
+  loop = np.stack([alone(client) for client in params])
+  together = jax.jit(jax.vmap(two_steps))(params)
+  np.testing.assert_allclose(together, loop, rtol=1e-13)

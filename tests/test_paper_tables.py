@@ -1,15 +1,16 @@
 """The paper's tables from results made by hand, cell by cell, in every format."""
 
+import functools
 import math
 import re
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.report import paper_formats, paper_tables, score_figure, tables
 from launch import tables as launch_tables
+from tests.drawings import png_size, saved_figures
 from tests.runs import assert_refused
 
 NUM_SEEDS = 10
@@ -91,22 +92,14 @@ def results(tmp_path):
 @pytest.fixture
 def drawn(monkeypatch):
   """The figures that were saved."""
-  seen = []
-  save = Figure.savefig
-
-  def spy(self, *args, **kwargs):
-    seen.append(self)
-    return save(self, *args, **kwargs)
-
-  monkeypatch.setattr(Figure, "savefig", spy)
-  return seen
+  return saved_figures(monkeypatch)
 
 
 def test_a_cell_is_as_by_hand():
   rows = [
     _run(seed=seed, test_rmse=score) for seed, score in enumerate((4.0, 5.0, 6.0))
   ]
-  assert _cell(_cells(rows)) == {
+  assert _cell(_cells(rows, "Table 1")) == {
     **{"table": "Table 1", "dataset": "ccpp", "num_clients": 10, "method": "fedbnr"},
     **{
       "n": 3,
@@ -138,7 +131,7 @@ def test_a_cell_is_as_by_hand():
 def test_every_table_is_of_its_own_score(table, score, paper):
   scores = {"test_rmse": 0.5, "min_test_rmse": 0.4, "test_ece": 0.1, "test_mce": 0.2}
   scores |= {"test_bri": 0.3, "test_nll": 0.6, "test_crps": 0.7, "seconds": 0.8}
-  cell = _cell(_cells([_run(**scores)]), table=table)
+  cell = _cell(_cells([_run(**scores)], table), table=table)
   assert cell["mean"] == score
   assert cell["paper"] == pytest.approx(paper, nan_ok=True)
   assert cell["difference"] == pytest.approx(score - paper, nan_ok=True)
@@ -216,7 +209,8 @@ def test_a_method_of_which_the_paper_has_no_figure_may_be_the_best():
 
 
 def test_equal_methods_share_the_best_and_time_has_none():
-  cells = _cells([_run("fedbnr"), _run("fedbnr-kd"), _run("fedavg", test_rmse=5.0)])
+  rows = [_run("fedbnr"), _run("fedbnr-kd"), _run("fedavg", test_rmse=5.0)]
+  cells = _cells(rows, "Table 1", "Seconds")
   assert list(cells.method[cells.best & (cells.table == "Table 1")]) == [
     "fedbnr",
     "fedbnr-kd",
@@ -240,7 +234,7 @@ def test_both_rules_of_fedloc_stand_beside_the_papers_one():
 
 
 def test_the_legend_says_when_methods_stop():
-  text = paper_formats.markdown(_cells([_run()]))
+  text = paper_formats.markdown(_cells([_run()], "Table 1"), paper_tables.TABLES[:1])
   assert "fedbnr-ev, fedbnr-kd-ev after 30" in text
   assert "the others after 5, as in the paper" in text
 
@@ -327,8 +321,14 @@ def _full():
   return [*rows, _run("my_own", dataset="50% & more", num_clients=7)]
 
 
+@functools.cache
+def _full_cells():
+  """All tables of `_full`; nobody may change them."""
+  return _cells(_full())
+
+
 def test_markdown_cell_by_cell():
-  text = paper_formats.markdown(_cells(_full()))
+  text = paper_formats.markdown(_full_cells())
   line = _line(text, "fedavg", "ours", "Table 1")
   assert line["ccpp, 10"] == "4.004⇑"
   assert line["ccpp, 100"] == "–"
@@ -356,7 +356,7 @@ def test_markdown_says_nothing_where_the_paper_has_nothing():
 
 
 def test_latex_is_whole_and_every_row_has_its_columns():
-  text = paper_formats.latex(_cells(_full()))
+  text = paper_formats.latex(_full_cells())
   for name in ("table", "tabular"):
     assert text.count(rf"\begin{{{name}}}") == text.count(rf"\end{{{name}}}") == 11
   # Comments aside, every brace and every dollar closes.
@@ -396,7 +396,7 @@ def test_latex_cell_by_cell():
 
 
 def test_csv_has_the_cells_unrounded(tmp_path):
-  cells = _cells(_full())
+  cells = _full_cells()
   paper_formats.csv(cells, tmp_path / "tables.csv")
   options = {"keep_default_na": False, "na_values": [""], "dtype": {"seeds": str}}
   read = pd.read_csv(tmp_path / "tables.csv", **options)
@@ -416,7 +416,8 @@ def test_figure_has_a_panel_a_cell_with_our_mean_and_the_papers(tmp_path, drawn)
   )
   rows += [_run("my_own", seed, dataset="bike", test_rmse=0.4) for seed in range(2)]
   score_figure.scores(_cells(rows, "Table 1", "Table 2"), tmp_path / "figure.png")
-  assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+  width, height = png_size(tmp_path / "figure.png")
+  assert height > width > 100
   (figure,) = drawn
   panels = {
     (ax.get_title(loc="left"), ax.get_xlabel().partition(",")[0]): ax

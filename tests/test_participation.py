@@ -4,19 +4,20 @@ import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedbnr_jax import aggregation, blr, clients, federation, training, urk
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax.algorithms import fedbnr
-from fedbnr_jax.federation import Federation
-from fedbnr_jax.optimizers import adam
-from fedbnr_jax.participation import Participation
-from tests import oracles
+from fedbnr_jax.federated.local_steps import descend, keep_above
+from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.federated.participation import Participation
+from fedbnr_jax.gp import blr, urk
+from fedbnr_jax.gp.kernel_model import evidence_loss, features_of
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import training
+from tests import methods, oracles
+from tests.methods import KEY, NUM_CLIENTS
 from tests.runs import (
   StopError,
   assert_refused,
@@ -32,16 +33,20 @@ KEYS = jax.random.split(jax.random.key(0), 2000)
 # ------------------------------------------------------------------------- the draw
 
 
+@functools.cache
+def _drawing(rule, num_clients):
+  return jax.jit(jax.vmap(lambda key: rule.draw(key, num_clients)))
+
+
 def _draws(rule, num_clients, num_keys=2000):
   """[keys, K] bool."""
-  draw = jax.jit(jax.vmap(lambda key: rule.draw(key, num_clients)))
-  return np.asarray(draw(KEYS[:num_keys]))
+  return np.asarray(_drawing(rule, num_clients)(KEYS))[:num_keys]
 
 
 @given(st.floats(1e-6, 1.0), st.sampled_from([1, 2, 7, 30]), st.integers(0, 10**6))
 def test_as_many_are_sampled_as_the_fraction_says(fraction, num_clients, seed):
   rule = Participation(fraction)
-  drawn = rule.draw(jax.random.key(seed), num_clients)
+  drawn = np.asarray(rule.draw(jax.random.key(seed), num_clients))
   assert drawn.shape == (num_clients,)
   assert int(drawn.sum()) == rule.num_sampled(num_clients)
   assert 1 <= rule.num_sampled(num_clients) <= num_clients
@@ -49,21 +54,21 @@ def test_as_many_are_sampled_as_the_fraction_says(fraction, num_clients, seed):
 
 
 def test_all_clients_are_equally_likely_and_independent_of_their_place():
-  draws = _draws(Participation(0.3), 10)
-  assert set(draws.sum(axis=1)) == {3}
+  draws = _draws(Participation(0.5), 10)
+  assert set(draws.sum(axis=1)) == {5}
   # Of a fair draw, the sum over clients is chi-square with 9 degrees of freedom.
-  gaps = (draws.mean(axis=0) - 0.3) ** 2 / (0.3 * 0.7 / len(draws))
+  gaps = (draws.mean(axis=0) - 0.5) ** 2 / (0.5 * 0.5 / len(draws))
   assert gaps.sum() * 0.9 < 30
-  # And every pair comes as often: 3 · 2 of 10 · 9.
+  # And every pair comes as often: 5 · 4 of 10 · 9.
   together = draws.T.astype(float) @ draws / len(draws)
   pairs = together[np.triu_indices(10, 1)]
-  np.testing.assert_allclose(pairs, 6 / 90, atol=0.03)
+  np.testing.assert_allclose(pairs, 20 / 90, atol=0.04)
 
 
 def test_same_key_same_clients_other_key_others():
-  rule = Participation(0.5, 0.3)
-  draws = _draws(rule, 12, 50)
-  np.testing.assert_array_equal(draws, _draws(rule, 12, 50))
+  rule = Participation(0.5, 0.2)
+  draws = _draws(rule, 10, 50)
+  np.testing.assert_array_equal(draws, _draws(rule, 10, 50))
   assert len(np.unique(draws, axis=0)) > 40
 
 
@@ -91,6 +96,7 @@ def test_rule_of_everyone():
     (Participation(float("nan")), "participation"),
     (Participation(0.5, 1.0), "dropout"),
     (Participation(0.5, -0.1), "dropout"),
+    (Participation(0.5, 0.1, "answring"), "did you mean 'answering'"),
   ],
 )
 def test_what_is_no_rule_is_refused(rule, part):
@@ -99,181 +105,139 @@ def test_what_is_no_rule_is_refused(rule, part):
 
 # ------------------------------------------------------------------------ the round
 
-NUM_CLIENTS = 5
 FEATURE_MAP = urk.random_fourier(3)
-OPTIMIZER = adam(0.05)
-STEPS, FLOOR = 2, 1e-2
+SOME = {"participation": 0.6, "dropout": 0.3}
+RULES = {
+  "all": SOME,
+  "answering": SOME | {"statistics_from": "answering"},
+}
 
 
-@functools.cache
-def _federation() -> Federation:
-  rng = np.random.default_rng(0)
-  inputs = rng.normal(size=(40, 2))
-  targets = np.sin(2 * inputs.sum(1)) + 0.1 * rng.normal(size=40)
-  parts = np.split(rng.permutation(40), np.cumsum([3, 11, 7, 12])).copy()
-  return federation.build(inputs, targets, parts, dtype=jnp.float64)
-
-
-class _Jitted:
-  """A method with its functions compiled."""
-
-  def __init__(self, rule: Participation) -> None:
-    built = fedbnr.fedbnr(
-      FEATURE_MAP,
-      OPTIMIZER,
-      aggregation.mean(),
-      num_local_steps=STEPS,
-      min_noise_std=FLOOR,
-      participation=rule,
-    )
-    self.draw = built.draw
-    self.init, self.round = built.init, jax.jit(built.round)
-
-
-_algorithm = functools.cache(_Jitted)
+def _program(name):
+  return methods.compiled("fedbnr", **RULES[name])
 
 
 @functools.cache
 def _local():
-  """The steps of one client, compiled for speed alone."""
-  loss = clients.evidence_loss(FEATURE_MAP)
+  """The two local steps of one client, and its features, compiled for speed alone."""
+  config = methods.config("fedbnr")
 
   def local(params, omega, rows):
-    return clients.descend(
-      lambda params: loss(params, omega, rows),
-      OPTIMIZER,
-      STEPS,
+    return descend(
+      lambda params: evidence_loss(
+        FEATURE_MAP, params, omega, rows.x, rows.y, rows.mask
+      ),
+      adam(config.learning_rate),
+      config.num_local_steps,
       params,
-      functools.partial(clients.keep_above, FLOOR),
+      functools.partial(keep_above, config.min_noise_std),
     )
 
   return jax.jit(local)
 
 
-def _loop(state, data, answered):
+def _loop(server, data, answered):
   """The mean of what exactly these clients make of the parameters."""
-  results = {}
-  for k in np.flatnonzero(answered):
-    rows = jax.tree.map(lambda leaf, k=k: leaf[k], data.clients)
-    results[k] = _local()(state.params, state.omega, rows)
+  results = {
+    k: jax.device_get(_local()(server.params, server.omega, methods.rows_of(data, k)))
+    for k in np.flatnonzero(answered)
+  }
   params = [params for params, _ in results.values()]
-  natural = [
-    p.replace(log_noise_std=p.noise_std, log_prior_std=p.prior_std) for p in params
-  ]
-  mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *natural)
+  mean = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *params)
   mean = mean.replace(
-    log_noise_std=jnp.log(mean.log_noise_std),
-    log_prior_std=jnp.log(mean.log_prior_std),
+    **{
+      name: np.log(np.mean([np.exp(getattr(p, name)) for p in params]))
+      for name in ("log_noise_std", "log_prior_std")
+    }
   )
   return mean, {k: losses[-1] for k, (_, losses) in results.items()}
 
 
-def _dense_stats(state, data, chosen):
-  """Statistics of the rows of these clients, and their posterior."""
-  mask = np.asarray(data.clients.mask) & np.asarray(chosen)[:, None]
-  x, y = np.asarray(data.clients.x)[mask], np.asarray(data.clients.y)[mask]
-  features = FEATURE_MAP.apply(
-    urk.FeatureParams(state.omega, state.params.theta), jnp.asarray(x)
-  )
-  return np.asarray(features), y
+@functools.cache
+def _features():
+  return jax.jit(lambda *kernel_and_rows: features_of(FEATURE_MAP, *kernel_and_rows))
 
 
-@pytest.mark.parametrize("statistics_too", [False, True], ids=["all", "answering"])
-def test_round_is_that_of_exactly_the_clients_that_answered(statistics_too):
-  data = _federation()
-  algorithm = _algorithm(Participation(0.6, 0.3, statistics_too))
-  state = algorithm.init(jax.random.key(1), data)
-  counts = set()
-  for number in range(4):
-    key = jax.random.key(number)
-    answered = np.asarray(algorithm.draw(key, NUM_CLIENTS))
+def _dense(server, data, chosen):
+  """Features and targets of the rows of these clients."""
+  x = data.clients.x.reshape(-1, 2)
+  features = np.asarray(_features()(server.params.theta, server.omega, x))
+  mask = data.clients.mask & np.asarray(chosen)[:, None]
+  return features[mask.ravel()], data.clients.y[mask]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_round_is_that_of_exactly_the_clients_that_answered(name):
+  data, program = methods.small(), _program(name)
+  states, infos = methods.run(program, data, 4)
+  predict = jax.jit(blr.predict)
+  for number, info in enumerate(infos):
+    before, after = states[number].server, states[number + 1].server
+    answered = np.asarray(program.algorithm.draw(jax.random.key(number), NUM_CLIENTS))
     assert answered.any()
-    expected, losses = _loop(state, data, answered)
-    state, info = algorithm.round(key, state, data)
-    counts.add(int(answered.sum()))
-
     np.testing.assert_array_equal(info.answered, answered)
-    chex.assert_trees_all_close(state.params, expected, rtol=1e-9, atol=1e-11)
+    expected, losses = _loop(before, data, answered)
+    chex.assert_trees_all_close(after.params, expected, rtol=1e-9, atol=1e-11)
     for k in range(NUM_CLIENTS):
       np.testing.assert_allclose(info.client_loss[k], losses.get(k, 0.0), rtol=1e-9)
 
-    chosen = answered if statistics_too else np.ones(NUM_CLIENTS, bool)
-    assert int(state.num_clients) == chosen.sum()
-    features, y = _dense_stats(state, data, chosen)
-    assert int(state.stats.count) == len(y)
-    scales = float(state.params.noise_std), float(state.params.prior_std)
+    chosen = answered if name == "answering" else np.ones(NUM_CLIENTS, bool)
+    assert int(after.num_clients) == chosen.sum()
+    features, y = _dense(after, data, chosen)
+    assert int(after.stats.count) == len(y)
+    scales = float(after.params.noise_std), float(after.params.prior_std)
     mean, covariance = oracles.weight_posterior(features, y, *scales)
-    np.testing.assert_allclose(state.posterior.mean, mean, rtol=1e-8, atol=1e-10)
-    spread = np.sum((features @ covariance) * features, axis=1) + scales[0] ** 2
-    _, variance = blr.predict(state.posterior, jnp.asarray(features))
+    np.testing.assert_allclose(after.posterior.mean, mean, rtol=1e-8, atol=1e-10)
+    everything, _ = _dense(after, data, np.ones(NUM_CLIENTS, bool))
+    spread = np.sum((everything @ covariance) * everything, axis=1) + scales[0] ** 2
+    _, variance = predict(after.posterior, everything)
     np.testing.assert_allclose(variance, spread, rtol=1e-8)
     nll = oracles.gp_nll(features, y, *scales) / len(y)
     np.testing.assert_allclose(info.train_nll, nll, rtol=1e-8)
-  assert len(counts) > 1
+  assert len({int(info.answered.sum()) for info in infos}) > 1
 
 
-@pytest.mark.parametrize("statistics_too", [False, True], ids=["all", "answering"])
-def test_round_without_an_answer_changes_no_bit(statistics_too):
-  data = _federation()
-  algorithm = _algorithm(Participation(0.6, 0.3, statistics_too))
-  keys = [jax.random.key(n) for n in range(400)]
-  nobody = next(k for k in keys if not algorithm.draw(k, NUM_CLIENTS).any())
-  state = algorithm.init(jax.random.key(1), data)
+@pytest.mark.parametrize("name", RULES)
+def test_round_without_an_answer_changes_no_bit(name):
+  data, program = methods.small(), _program(name)
+  rule = program.algorithm.participation
+  nobody = KEYS[int(np.flatnonzero(~_draws(rule, NUM_CLIENTS).any(axis=1))[0])]
+  state = jax.device_get(program.init(KEY, data))
   for number in range(3):  # Also in the first round, before any posterior.
-    after, info = algorithm.round(nobody, state, data)
-    assert_same_bits(after.replace(num_rounds=state.num_rounds), state)
-    assert int(after.num_rounds) == int(state.num_rounds) + 1
+    after, info = jax.device_get(program.round(nobody, state, data))
+    server = after.server.replace(num_rounds=state.server.num_rounds)
+    assert_same_bits(after.replace(server=server), state)
+    assert int(after.server.num_rounds) == int(state.server.num_rounds) + 1
     assert not np.any(info.answered)
     assert np.isfinite(info.train_nll)
-    state, _ = algorithm.round(jax.random.key(number), after, data)
-  assert int(state.num_rounds) == 6
+    state, _ = jax.device_get(program.round(jax.random.key(number), after, data))
+  assert int(state.server.num_rounds) == 6
 
 
 def test_everyone_by_a_rule_is_the_round_without_one():
   """To the bit where nothing is drawn; a draw of all sums in another order."""
-  data = _federation()
-  states = []
-  for rule in (Participation(), Participation(1.0, 0.0, True), Participation(0.95)):
-    algorithm = _algorithm(rule)
-    state = algorithm.init(jax.random.key(1), data)
-    states.append(algorithm.round(jax.random.key(2), state, data))
-  assert_same_bits(states[0], states[1])
-  chex.assert_trees_all_close(states[2], states[0], rtol=1e-10, atol=1e-11)
-  assert all(np.all(info.answered) for _, info in states)
+  plain = methods.two_rounds("fedbnr")
+  for fields in ({"statistics_from": "answering"}, {"participation": 0.95}):
+    states, infos = methods.two_rounds("fedbnr", **fields)
+    assert all(np.all(info.answered) for info in infos)
+    if "participation" in fields:
+      chex.assert_trees_all_close((states, infos), tuple(plain), rtol=1e-9, atol=1e-10)
+    else:
+      assert_same_bits((states, infos), tuple(plain))
 
 
-def test_floats_are_told_for_a_client_that_answers():
-  data = _federation()
-  infos = []
-  for rule in (Participation(), Participation(0.6, 0.3)):
-    algorithm = _algorithm(rule)
-    state = algorithm.init(jax.random.key(1), data)
-    infos.append(algorithm.round(jax.random.key(0), state, data)[1])
+def test_floats_are_those_of_a_client_that_answers():
+  infos = [methods.two_rounds("fedbnr", **fields).infos[0] for fields in ({}, SOME)]
   assert int(infos[0].floats_up) == int(infos[1].floats_up)
 
 
 # --------------------------------------------------------------------- the training
 
 
-def _training(**fields):
-  sizes = {"num_clients": 5, "num_samples": 2, "kernel": "gaussian", "num_rounds": 4}
-  experiment = experiment_lib.build(tiny(**(sizes | {"patience": 9} | fields)))
-  return experiment, training.jit(training.make_program(experiment))
-
-
-@pytest.fixture(scope="module")
-def some():
-  """Four rounds in which few answer, and in one nobody."""
-  experiment, program = _training(
-    participation=0.4, dropout=0.6, statistics="answering", seed=3
-  )
-  return experiment, program, training.train(experiment, program)
-
-
-def test_records_tell_how_many_answered_and_whose_rows_are_in_the_posterior(some):
-  experiment, _, result = some
+def test_records_say_how_many_answered_and_whose_rows_are_in_the_posterior():
+  experiment, _, result = methods.some_rounds()
   rule = experiment.algorithm.participation
-  assert rule == Participation(0.4, 0.6, statistics_too=True)
+  assert rule == Participation(0.4, 0.6, "answering")
   answered = []
   for number in range(1, 5):
     key = jax.random.fold_in(experiment.key_rounds, number)
@@ -288,8 +252,8 @@ def test_records_tell_how_many_answered_and_whose_rows_are_in_the_posterior(some
     assert all(np.isfinite(value) for value in record.values())
 
 
-def test_resuming_draws_the_same_clients(some, tmp_path):
-  experiment, program, straight = some
+def test_resuming_draws_the_same_clients(tmp_path):
+  experiment, program, straight = methods.some_rounds()
   folder = claimed(tmp_path / "run", experiment)
   with pytest.raises(StopError):
     training.train(experiment, program, folder, stop_after(2))
@@ -300,5 +264,5 @@ def test_resuming_draws_the_same_clients(some, tmp_path):
 
 def test_all_are_in_the_posterior_unless_the_config_says_otherwise():
   experiment = experiment_lib.build(tiny(participation=0.5))
-  assert experiment.algorithm.participation == Participation(0.5, 0.0, False)
+  assert experiment.algorithm.participation == Participation(0.5, 0.0, "all")
   assert experiment_lib.build(tiny()).algorithm.participation.is_full

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fedbnr_jax import perceptron
-from fedbnr_jax.perceptron import hidden_then_linear
+from fedbnr_jax.gp import perceptron
+from fedbnr_jax.gp.perceptron import hidden_then_linear
 
 NARROW, WIDE = 3, 9  # On either side of where products become multiply-adds.
 EVERY = (0, 1, 2, 3)
@@ -22,7 +22,7 @@ def _plain(x, kernel, bias, output):
 def _arguments(num_rows, num_inputs, size, latent, seed=0, dtype="float64", batch=()):
   rng = np.random.default_rng(seed)
   shapes = [(num_rows, num_inputs), (num_inputs, size), (size,), (latent, size)]
-  return [jnp.asarray(rng.normal(size=(*batch, *s)), dtype) for s in shapes]
+  return [rng.normal(size=(*batch, *shape)).astype(dtype) for shape in shapes]
 
 
 def _loss(layer):
@@ -36,15 +36,29 @@ def _loss(layer):
   return loss
 
 
+def _of_both(transform, arguments):
+  """What a transformation of the hand-written and of the plain layer gives.
+
+  The program is traced anew at each call, so that it sees the sizes of blocks that the
+  test has set.
+  """
+
+  def run(*arguments):
+    return [transform(layer)(*arguments) for layer in (hidden_then_linear, _plain)]
+
+  return jax.tree.map(np.asarray, jax.jit(run)(*arguments))
+
+
 def _check(arguments, rtol=1e-12):
   """Value and all four gradients."""
-  got = hidden_then_linear(*arguments)
-  chex.assert_trees_all_close(got, _plain(*arguments), rtol=rtol, atol=rtol)
-  gradient, expected = (
-    jax.grad(_loss(layer), EVERY)(*arguments) for layer in (hidden_then_linear, _plain)
-  )
-  for mine, plain in zip(gradient, expected, strict=True):
-    scale = max(1.0, float(jnp.max(jnp.abs(plain))))
+
+  def transform(layer):
+    return lambda *a: (layer(*a), jax.grad(_loss(layer), EVERY)(*a))
+
+  got, expected = _of_both(transform, arguments)
+  np.testing.assert_allclose(got[0], expected[0], rtol=rtol, atol=rtol)
+  for mine, plain in zip(got[1], expected[1], strict=True):
+    scale = max(1.0, float(np.max(np.abs(plain))))
     np.testing.assert_allclose(mine, plain, rtol=0, atol=rtol * scale)
     assert np.any(plain != 0)
 
@@ -88,6 +102,14 @@ def test_units_wider_than_a_block_go_row_by_row(blocks):
   _check(arguments)
 
 
+def test_blocks_are_a_loop_in_the_program(blocks):
+  """What the tests of blocks rest on: the sizes are read at every trace."""
+  few, many = (_arguments(num_rows, NARROW, 8, 2) for num_rows in (4, 11))
+  gradient = jax.grad(_loss(hidden_then_linear), EVERY)
+  assert "scan" not in str(jax.make_jaxpr(gradient)(*few))
+  assert str(jax.make_jaxpr(gradient)(*many)).count("scan[") == 2
+
+
 @pytest.mark.parametrize("num_rows", [4, 11], ids=["whole", "blocks"])
 def test_gradient_of_the_gradient_is_the_plain_one(num_rows, blocks):
   arguments = _arguments(num_rows, NARROW, 8, 2)
@@ -99,11 +121,9 @@ def test_gradient_of_the_gradient_is_the_plain_one(num_rows, blocks):
       gradient = jax.grad(_loss(layer), EVERY)(*point)
       return sum(jnp.vdot(g, d) for g, d in zip(gradient, direction, strict=True))
 
-    return jax.grad(along, EVERY)(*arguments)
+    return jax.grad(along, EVERY)
 
-  chex.assert_trees_all_close(
-    slope(hidden_then_linear), slope(_plain), rtol=1e-11, atol=1e-11
-  )
+  chex.assert_trees_all_close(*_of_both(slope, arguments), rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("num_rows", [4, 11], ids=["whole", "blocks"])
@@ -111,42 +131,40 @@ def test_clients_with_their_own_weights_are_a_loop(num_rows, blocks):
   arguments = _arguments(num_rows, NARROW, 8, 2, batch=(3,))
   gradient = jax.value_and_grad(_loss(hidden_then_linear), EVERY)
   got = jax.jit(jax.vmap(gradient))(*arguments)
-  plain = jax.value_and_grad(_loss(_plain), EVERY)
+  plain = jax.jit(jax.value_and_grad(_loss(_plain), EVERY))
   loop = [plain(*(a[k] for a in arguments)) for k in range(3)]
-  expected = jax.tree.map(lambda *leaves: jnp.stack(leaves), *loop)
+  expected = jax.tree.map(lambda *leaves: np.stack(leaves), *loop)
   chex.assert_trees_all_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("num_rows", [4, 11], ids=["whole", "blocks"])
 def test_clients_that_share_weights_add_their_gradients(num_rows, blocks):
   x, *weights = _arguments(num_rows, NARROW, 8, 2)
-  rows = jnp.stack([x, 2 * x, -x])
+  rows = jnp.asarray(np.stack([x, 2 * x, -x]))
 
   def total(layer):
     losses = jax.vmap(_loss(layer), (0, None, None, None))
-    return jax.grad(lambda *w: jnp.sum(losses(rows, *w)), (0, 1, 2))(*weights)
+    return jax.grad(lambda *w: jnp.sum(losses(rows, *w)), (0, 1, 2))
 
-  chex.assert_trees_all_close(
-    total(hidden_then_linear), total(_plain), rtol=1e-12, atol=1e-12
-  )
+  chex.assert_trees_all_close(*_of_both(total, weights), rtol=1e-12, atol=1e-12)
 
 
 def test_unit_at_exactly_zero_passes_no_gradient():
   """The convention of jax.nn.relu."""
-  x, kernel, output = jnp.ones((1, 2)), jnp.ones((2, 3)), jnp.ones((1, 3))
-  bias = jnp.asarray([-2.0, -2.0 + 1e-9, -2.0 - 1e-9])  # x·kernel = 2.
-  gradients = [
-    jax.grad(lambda *a, layer=layer: jnp.sum(layer(*a)), EVERY)(x, kernel, bias, output)
-    for layer in (hidden_then_linear, _plain)
-  ]
+  x, kernel, output = np.ones((1, 2)), np.ones((2, 3)), np.ones((1, 3))
+  bias = np.array([-2.0, -2.0 + 1e-9, -2.0 - 1e-9])  # x·kernel = 2.
+  gradients = _of_both(
+    lambda layer: jax.grad(lambda *a: jnp.sum(layer(*a)), EVERY),
+    (x, kernel, bias, output),
+  )
   chex.assert_trees_all_close(*gradients, rtol=1e-12)
   np.testing.assert_array_equal(gradients[0][2], [0.0, 1.0, 0.0])
 
 
 def test_float32_stays_float32(any_x64):
   arguments = _arguments(7, NARROW, 20, 4, dtype="float32")
-  gradient = jax.grad(_loss(hidden_then_linear), EVERY)(*arguments)
-  chex.assert_type([hidden_then_linear(*arguments), *gradient], jnp.float32)
+  run = jax.value_and_grad(_loss(hidden_then_linear), EVERY)
+  chex.assert_type(jax.tree.leaves(jax.eval_shape(run, *arguments)), jnp.float32)
   _check(arguments, rtol=1e-5)
 
 
@@ -171,17 +189,19 @@ def test_any_shape_is_the_plain_layer_whole_and_in_blocks(
   arguments = _arguments(num_rows, num_inputs, size, latent, seed)
 
   def value_and_gradients(layer):
-    @jax.jit
-    def run(*arguments):
-      value, pull = jax.vjp(layer, *arguments)
-      return value, pull(jnp.cos(value))
+    value, pull = jax.vjp(layer, *arguments)
+    return value, pull(jnp.cos(value))
 
-    return run(*arguments)
+  @jax.jit
+  def every_way():
+    ways = [value_and_gradients(_plain)]
+    with pytest.MonkeyPatch.context() as patch:
+      for max_units in (10**6, 5):
+        patch.setattr(perceptron, "_MAX_UNITS", max_units)
+        patch.setattr(perceptron, "_BLOCK_UNITS", max_units)
+        ways.append(value_and_gradients(hidden_then_linear))
+    return ways
 
-  expected = value_and_gradients(_plain)
-  with pytest.MonkeyPatch.context() as patch:
-    for max_units in (10**6, 5):
-      patch.setattr(perceptron, "_MAX_UNITS", max_units)
-      patch.setattr(perceptron, "_BLOCK_UNITS", max_units)
-      got = value_and_gradients(hidden_then_linear)
-      chex.assert_trees_all_close(got, expected, rtol=1e-11, atol=1e-11)
+  expected, whole, in_blocks = every_way()
+  chex.assert_trees_all_close(whole, expected, rtol=1e-11, atol=1e-11)
+  chex.assert_trees_all_close(in_blocks, expected, rtol=1e-11, atol=1e-11)

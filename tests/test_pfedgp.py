@@ -8,167 +8,181 @@ import numpy as np
 import optax
 import pytest
 
-from fedbnr_jax import algorithms, federation, fitc, networks
-from fedbnr_jax import config as config_lib
+from fedbnr_jax import algorithms
 from fedbnr_jax.algorithms import pfedgp
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.optimizers import adam
+from fedbnr_jax.gp import fitc, networks
+from fedbnr_jax.run import config as config_lib
+from tests import methods, oracles
+from tests.methods import KEY, NUM_CLIENTS, SIZES, small
 
-KEY = jax.random.key(0)
-STEPS, RATE = 3, 0.02
-NETWORK = networks.Extractor(4, 2, 1, jnp.dtype("float64"))
-SETTINGS = {"num_local_steps": STEPS, "num_inducing": 4, "latent_size": 2}
+NETWORK = networks.Extractor(5, 2, 1, jnp.dtype("float64"))
+# Options in company, where none hides another: each case costs a compilation.
+CASES = {
+  "default": {},
+  "not normalised, by rows, with a floor": {
+    "pfedgp__normalise": False,
+    "mean__by_rows": True,
+    "min_noise_std": 0.495,
+  },
+  "predictive": {"pfedgp__objective": "predictive"},
+}
 
 
 @functools.cache
-def _federation(num_clients=3):
-  rng = np.random.default_rng(0)
-  inputs = rng.normal(size=(35, 2))
-  targets = np.sin(2 * inputs[:, 0]) + 0.1 * rng.normal(size=35)
-  parts = federation.partition("sorted", rng, inputs, targets, num_clients)
-  return federation.build(inputs, targets, parts, dtype=jnp.float64)
+def _first_exchange(**fields):
+  """The start, and the parameters after the kernel's exchange of the first round."""
+  learning = methods.built("pfedgp", **fields).exchanges[0]
+  assert learning.name == "kernel"
+  server = methods.two_rounds("pfedgp").states[0].server
+  if fields.get("pfedgp__objective") == "predictive":
+    server = server.replace(seed=np.asarray([3, 4], np.uint32))
+  down, client = learning.broadcast(server, None), jax.jit(learning.client)
+  messages = [
+    jax.device_get(client(down, (), methods.rows_of(small(), k))[0])
+    for k in range(NUM_CLIENTS)
+  ]
+  total = jax.tree.map(lambda *leaves: sum(leaves), *messages)
+  return server, jax.device_get(learning.server(server, None, total).params)
 
 
-@functools.cache
-def _round(**settings):
-  built = pfedgp.pfedgp(NETWORK, adam(RATE), **(SETTINGS | settings))
-  start = built.init(KEY, _federation())
-  state, info = jax.jit(built.round)(KEY, start, _federation())
-  return built, start, state, info
-
-
-def _rows(index):
-  """Without padding."""
-  data = _federation().clients
-  keep = np.asarray(data.mask[index])
-  return data.x[index][keep], data.y[index][keep]
-
-
-def _embed(theta, x, normalise=True):
+def _embed(theta, x, normalise):
   latent = NETWORK.apply(theta, x)
   if not normalise:
     return latent
   return latent / jnp.sqrt(jnp.sum(latent**2, axis=1, keepdims=True) + 1e-12)
 
 
-def _half(start, index):
-  """Of a client's rows, without padding: those given in the first round."""
-  mask = _federation().clients.mask[index]
-  key = jax.random.fold_in(jax.random.wrap_key_data(start.omega), 0)
-  return np.asarray(pfedgp.random_half(key, mask))[np.asarray(mask)]
-
-
-@pytest.mark.parametrize(
-  "settings",
-  [{}, {"normalise": False}, {"by_rows": True}, {"predictive": True}],
-  ids=lambda settings: "".join(settings) or "default",
-)
-def test_a_round_is_local_steps_and_their_mean(settings):
-  _, start, got, info = _round(**settings)
-  optimizer = optax.adam(RATE)
-  ends, weights = [], []
-  for index in range(3):
-    x, y = _rows(index)
-    weights.append(len(y) if settings.get("by_rows") else 1)
-    given = _half(start, index) if settings.get("predictive") else None
-
-    def loss(params, x=x, y=y, given=given):
-      latent = _embed(params.network, x, settings.get("normalise", True))
-      if given is None:
-        nll = fitc.negative_log_marginal_likelihood(
-          latent, y, params.inducing, params.scales
-        )
-        return nll / len(y)
-      process = fitc.fit(latent[given], y[given], params.inducing, params.scales)
-      mean, variance = fitc.predict(process, latent[~given])
-      std = jnp.sqrt(variance + params.scales.noise_variance)
-      return -jnp.mean(jax.scipy.stats.norm.logpdf(y[~given], mean, std))
-
-    gradient = jax.jit(jax.grad(loss))
-    params, memory = start.params, optimizer.init(start.params)
-    for _ in range(STEPS):
-      with jax.numpy_dtype_promotion("standard"):
-        updates, memory = optimizer.update(gradient(params), memory)
-      params = optax.apply_updates(params, updates)
-    ends.append(params)
-  shares = np.array(weights) / sum(weights)
-  wanted = jax.tree.map(
-    lambda *leaves: sum(
-      share * leaf for share, leaf in zip(shares, leaves, strict=True)
-    ),
-    *ends,
+def _mean(values, mask):
+  return jnp.sum(jnp.where(mask, values, jnp.zeros_like(values))) / jnp.sum(
+    mask, dtype=values.dtype
   )
-  for a, b in zip(jax.tree.leaves(got.params), jax.tree.leaves(wanted), strict=True):
+
+
+@functools.cache
+def _slow_step(name):
+  """A step of one client, with the floor of σ afterwards."""
+  config = methods.config("pfedgp", **CASES[name])
+  optimizer = oracles.loose(optax.adam(config.learning_rate))
+  options = config.pfedgp
+
+  def loss(params, rows, given):
+    latent = _embed(params.network, rows.x, options.normalise)
+    scales = params.scales
+    if options.objective == "evidence":
+      nll = fitc.negative_log_marginal_likelihood(
+        latent, rows.y, params.inducing, scales, rows.mask
+      )
+      return nll / jnp.sum(rows.mask, dtype=nll.dtype)
+    process = fitc.fit(latent, rows.y, params.inducing, scales, given)
+    mean, variance = fitc.predict(process, latent)
+    std = jnp.sqrt(variance + scales.noise_variance)
+    density = jax.scipy.stats.norm.logpdf(rows.y, mean, std)
+    return -_mean(density, rows.mask & ~given)
+
+  def step(params, memory, rows, given):
+    gradient = jax.grad(loss)(params, rows, given)
+    updates, memory = optimizer.update(gradient, memory)
+    params = optax.apply_updates(params, updates)
+    floor = jnp.maximum(params.scales.log_noise_std, jnp.log(config.min_noise_std))
+    scales = params.scales.replace(log_noise_std=floor)
+    return params.replace(scales=scales), memory
+
+  return config.num_local_steps, optimizer, jax.jit(step)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_round_is_local_steps_and_their_mean(name):
+  start, got = _first_exchange(**CASES[name])
+  num_steps, optimizer, step = _slow_step(name)
+  ends = []
+  for k in range(NUM_CLIENTS):
+    rows, given = methods.rows_of(small(), k), np.zeros(12, bool)
+    if "predictive" in name:
+      key = jax.random.fold_in(jax.random.wrap_key_data(start.seed), 0)
+      given = np.asarray(_half(key, rows.mask))
+    params, memory = start.params, optimizer.init(start.params)
+    for _ in range(num_steps):
+      params, memory = step(params, memory, rows, given)
+    ends.append(jax.device_get(params))
+  if "floor" in name:  # On which some rest.
+    assert min(end.scales.log_noise_std for end in ends) == np.log(0.495)
+  weights = np.array(SIZES, float) if "by rows" in name else None
+  wanted = jax.tree.map(
+    lambda *leaves: np.average(leaves, axis=0, weights=weights), *ends
+  )
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-  # P_f + 3 + I · E, both ways.
-  size = sum(leaf.size for leaf in jax.tree.leaves(wanted.network)) + 3 + 4 * 2
-  assert (int(info.floats_up), int(info.floats_down)) == (size, size)
+  if name == "default":  # And the round does no more to the kernel.
+    whole = methods.two_rounds("pfedgp").states[1].server.params
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(whole), strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-10)
+
+
+_half = jax.jit(pfedgp.random_half)
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 7, 8])
 def test_halves_are_halves_of_the_rows_and_new_ones_each_round(num_rows):
-  mask = jnp.arange(12) < num_rows
-  halves = [np.asarray(pfedgp.random_half(jax.random.key(i), mask)) for i in range(5)]
+  mask = np.arange(12) < num_rows
+  halves = [np.asarray(_half(jax.random.key(i), mask)) for i in range(5)]
   assert all(half.sum() == (num_rows + 1) // 2 for half in halves)
   assert not any(half[num_rows:].any() for half in halves)
   assert len({half.tobytes() for half in halves}) > (1 if num_rows > 2 else 0)
-  shorter = pfedgp.random_half(jax.random.key(0), mask[:9])
+  shorter = _half(jax.random.key(0), mask[:9])
   np.testing.assert_array_equal(shorter, halves[0][:9])
 
 
-def test_the_noise_rests_on_its_floor():
-  _, _, state, _ = _round(min_noise_std=0.5)
-  assert float(state.params.scales.noise_std) >= 0.5
-  assert float(_round()[2].params.scales.noise_std) < 0.5
+def test_a_server_of_the_predictive_objective_has_a_seed_to_send():
+  algorithm = methods.built("pfedgp", **CASES["predictive"])
+  state = jax.eval_shape(algorithm.init, KEY, small())
+  assert (state.server.seed.shape, state.server.seed.dtype) == ((2,), np.uint32)
+  assert methods.two_rounds("pfedgp").last.server.seed == ()
 
 
 def test_each_client_predicts_from_its_own_rows():
-  built, _, state, info = _round()
-  x = _federation().clients.x[0, :6]
-  mean, variance = built.predict(state, x)
-  assert mean.shape == variance.shape == (3, 6)
-  params, losses = state.params, []
-  for index in range(3):
-    own_x, own_y = _rows(index)
-    latent = _embed(params.network, own_x)
-    arguments = (latent, own_y, params.inducing, params.scales)
-    wanted, wanted_variance = fitc.predict(
-      fitc.fit(*arguments), _embed(params.network, x)
-    )
-    np.testing.assert_allclose(mean[index], wanted, rtol=1e-7, atol=1e-9)
-    np.testing.assert_allclose(
-      variance[index], wanted_variance + params.scales.noise_variance, rtol=1e-7
-    )
-    losses.append(fitc.negative_log_marginal_likelihood(*arguments) / len(own_y))
-  np.testing.assert_allclose(info.train_nll, np.mean(losses), rtol=1e-8)
-  latent_only = pfedgp.pfedgp(NETWORK, adam(RATE), with_noise=False, **SETTINGS)
-  _, without = latent_only.predict(state, x)
-  np.testing.assert_allclose(without, variance - params.scales.noise_variance)
+  (*_, state), (*_, info) = methods.two_rounds("pfedgp")
+  x = small().clients.x[3]
+  mean, variance = methods.compiled("pfedgp").predict(state, x)
+  params = state.server.params
+
+  @jax.jit
+  @jax.vmap
+  def one(rows):
+    latent = _embed(params.network, rows.x, True)
+    arguments = (latent, rows.y, params.inducing, params.scales, rows.mask)
+    nll = fitc.negative_log_marginal_likelihood(*arguments)
+    wanted = fitc.predict(fitc.fit(*arguments), _embed(params.network, x, True))
+    return *wanted, nll / jnp.sum(rows.mask, dtype=nll.dtype)
+
+  wanted, wanted_variance, nll = one(small().clients)
+  np.testing.assert_allclose(mean, wanted, rtol=1e-7, atol=1e-9)
+  noise = float(params.scales.noise_variance)
+  np.testing.assert_allclose(variance, np.asarray(wanted_variance) + noise, rtol=1e-7)
+  np.testing.assert_allclose(info.train_nll, np.mean(nll), rtol=1e-8)
 
 
 def test_scales_that_are_not_trained_stay():
-  _, start, state, _ = _round(train_scales=False)
+  start, end = _first_exchange(pfedgp__train_scales=False)
   for a, b in zip(
-    jax.tree.leaves(start.params.scales),
-    jax.tree.leaves(state.params.scales),
-    strict=True,
+    jax.tree.leaves(start.params.scales), jax.tree.leaves(end.scales), strict=True
   ):
     np.testing.assert_allclose(a, b, rtol=1e-12)
-  assert not np.allclose(start.params.inducing, state.params.inducing)
+  assert not np.allclose(start.params.inducing, end.inducing)
 
 
-def test_from_config_in_float32():
-  config = config_lib.base()
-  config.update({"hidden_size": 4, "latent_size": 2, "num_local_steps": 2})
-  config.pfedgp.num_inducing = 3
-  built = algorithms.method("pfedgp").build(config)
-  data = jax.tree.map(
-    lambda leaf: leaf if leaf.dtype == bool else leaf.astype(jnp.float32),
-    _federation(),
-  )
-  state, info = jax.jit(built.round)(KEY, built.init(KEY, data), data)
-  assert state.params.inducing.dtype == jnp.float32
-  assert np.all(np.isfinite(info.client_loss))
+def test_float32_stays_finite():
+  """A client's local steps, as those of the default config are."""
+  learning = methods.built("pfedgp", dtype="float32").exchanges[0]
+  server = methods.two_rounds("pfedgp").states[0].server
+  params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), server.params)
+  down = learning.broadcast(server.replace(params=params), None)
+  rows = methods.rows_of(small(dtype=np.float32), 3)
+  message, _, report = jax.jit(learning.client)(down, (), rows)
+  assert np.all(np.isfinite(report["loss"]))
+  for leaf in jax.tree.leaves((message, report)):
+    assert leaf.dtype == np.float32
+    assert np.all(np.isfinite(leaf))
 
 
 def test_no_inducing_inputs_are_refused():

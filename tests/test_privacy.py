@@ -16,17 +16,22 @@ import scipy.optimize
 import scipy.special
 from absl.testing import flagsaver
 
-from fedbnr_jax import blr, model, privacy, urk
+from fedbnr_jax import model, privacy
+from fedbnr_jax.algorithms import kernels
+from fedbnr_jax.gp import blr, urk
 from fedbnr_jax.privacy import Mechanism
-from fedbnr_jax.records import RunFolder
+from fedbnr_jax.studies import privacy as study
 from launch import predict as launch_predict
 from launch import privacy as launch_privacy
 from launch import train as launch_train
 from tests import oracles
+from tests.drawings import png_size
 from tests.runs import assert_refused, tiny
 
 S = 4
-NOISELESS = Mechanism(math.inf, 1e-5, 3.0, S)
+KEY = jax.random.key(0)
+FEATURE_MAP = urk.random_fourier(S)
+NOISELESS = Mechanism(math.inf, 1e-5, 3.0, FEATURE_MAP.squared_norm)
 
 
 def _analytic(epsilon, delta):
@@ -58,15 +63,20 @@ def test_known_multipliers():
 # ---------------------------------------------------------------------- sensitivity
 
 
+@jax.jit
 def _features(x):
-  feature_map = urk.deep(S, 5, latent_size=2)
-  params = feature_map.init(jax.random.key(3), jnp.zeros((1, 2)))
-  return feature_map.apply(params, jnp.asarray(x))
+  """Features [n, 2S] of rows x [n, 2]."""
+  params = FEATURE_MAP.init(jax.random.key(3), jnp.zeros((1, 2)))
+  return FEATURE_MAP.apply(params, jnp.asarray(x))
+
+
+@jax.jit
+def _sum(x, y):
+  return blr.sufficient_stats(_features(x), y)
 
 
 def _stats(x, y, mechanism=NOISELESS):
-  clipped = privacy.clip_targets(np.asarray(y, float), mechanism)
-  return blr.sufficient_stats(_features(x), jnp.asarray(clipped))
+  return _sum(x, privacy.clip_targets(np.asarray(y, float), mechanism))
 
 
 @hypothesis.given(
@@ -83,15 +93,21 @@ def test_no_row_changes_the_matrix_by_more_than_its_sensitivity(x, y):
     np.testing.assert_allclose(change, NOISELESS.sensitivity, rtol=1e-6)
 
 
-@pytest.mark.parametrize("kernel", privacy.CONSTANT_NORM)
-def test_kernels_of_constant_norm_have_it(kernel):
-  config = tiny(kernel=kernel, num_samples=S)
-  feature_map = urk.from_config(config)
+@pytest.mark.parametrize(
+  "kernel", ["deep", "replicate", *urk.SPECTRA, "polynomial", "exponential"]
+)
+def test_features_have_the_norm_that_their_map_says(kernel):
+  feature_map = kernels.from_config(tiny(kernel=kernel, num_samples=S))
   x = jnp.asarray(np.random.default_rng(0).normal(size=(20, 2)), jnp.float32)
-  features = feature_map.apply(feature_map.init(jax.random.key(0), x), x)
-  np.testing.assert_allclose(
-    jnp.sum(features**2, axis=1), NOISELESS.norm_squared, rtol=1e-5
+  features = jax.jit(lambda key, x: feature_map.apply(feature_map.init(key, x), x))(
+    jax.random.key(0), x
   )
+  norms = jnp.sum(features**2, axis=1)
+  if feature_map.squared_norm is None:
+    assert norms.max() > 1.1 * norms.min()
+  else:
+    assert feature_map.squared_norm == S / (S - 1)
+    np.testing.assert_allclose(norms, feature_map.squared_norm, rtol=1e-5)
 
 
 # ----------------------------------------------------------------- noise and repair
@@ -109,12 +125,22 @@ def test_noise_is_symmetric_and_of_the_size_it_says():
   np.testing.assert_allclose(std[np.triu_indices(5, 1)], math.sqrt(2.0), rtol=0.05)
 
 
+# Compiled once for all sizes of noise.
+_ADD_NOISE = jax.jit(
+  lambda key, stats, noise_std: privacy.add_noise(key, stats, NOISELESS, noise_std)
+)
+_POSTERIOR = jax.jit(privacy.private_posterior)
+
+
 def test_without_noise_only_clipping_is_left():
   rng = np.random.default_rng(0)
   stats = _stats(rng.normal(size=(50, 2)), 3 * rng.normal(size=50))
-  got = privacy.release(jax.random.key(0), stats, NOISELESS)
+  got = _ADD_NOISE(KEY, stats, NOISELESS.total_noise_std)
   for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(stats), strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
+  free = jax.jit(blr.fit_evidence)(stats)
+  fitted = _POSTERIOR(stats, 0.0)  # Without noise the ridge has no bound.
+  np.testing.assert_allclose((fitted.noise_std, fitted.prior_std), free, rtol=1e-6)
 
 
 @pytest.mark.parametrize("epsilon", [0.05, 1.0])
@@ -123,14 +149,25 @@ def test_released_statistics_are_those_of_some_rows(epsilon):
   stats = _stats(rng.normal(size=(30, 2)), rng.normal(size=30))
   mechanism = NOISELESS._replace(epsilon=epsilon)
   for seed in range(10):
-    got = privacy.release(jax.random.key(seed), stats, mechanism)
+    got = _ADD_NOISE(jax.random.key(seed), stats, mechanism.total_noise_std)
     values = np.linalg.eigvalsh(blr.augmented_gram(got, mechanism.target_scale))
     assert values[0] >= -1e-9 * values[-1]
     assert got.count >= 1
-    fitted = privacy.private_posterior(got, mechanism)
+    fitted = _POSTERIOR(got, mechanism.total_noise_std)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(fitted))
     ridge = float((fitted.noise_std / fitted.prior_std) ** 2)
     assert ridge >= 0.25 * mechanism.noise_std * math.sqrt(2 * 2 * S) * (1 - 1e-9)
+
+
+def test_a_release_has_the_noise_of_its_mechanism():
+  rng = np.random.default_rng(0)
+  stats = _stats(rng.normal(size=(30, 2)), rng.normal(size=30))
+  mechanism = NOISELESS._replace(epsilon=1.0, num_noises=4)
+  release = jax.jit(privacy.release, static_argnames="mechanism")
+  got = release(jax.random.key(5), stats, mechanism)
+  wanted = _ADD_NOISE(jax.random.key(5), stats, 2 * mechanism.noise_std)
+  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
 
 
 def test_each_clients_own_noise_adds_up():
@@ -190,10 +227,10 @@ def test_few_rows_are_recovered_up_to_a_rotation():
 
 def test_noise_and_large_sums_hide_who_is_in():
   rng = np.random.default_rng(0)
-  feature_map = urk.deep(25, 20, latent_size=3, length_scale=1.0)
+  feature_map = urk.random_fourier(25)
   x = jnp.asarray(rng.normal(size=(1200, 3)))
-  params = feature_map.init(jax.random.key(0), x)
-  features = np.asarray(feature_map.apply(params, x), float)
+  features = jax.jit(lambda x: feature_map.apply(feature_map.init(KEY, x), x))(x)
+  features = np.asarray(features, float)
   others = features[600:]
 
   def advantage(count, noise_std=0.0):
@@ -205,7 +242,7 @@ def test_noise_and_large_sums_hide_who_is_in():
   assert advantage(1) > 0.999
   assert advantage(10) > 0.999
   assert abs(advantage(600) - 0.5) < 0.1
-  strong = Mechanism(1.0, 1e-5, 3.0, 25).noise_std
+  strong = Mechanism(1.0, 1e-5, 3.0, feature_map.squared_norm).noise_std
   assert abs(advantage(10, strong) - 0.5) < 0.3 < advantage(10) - 0.5
 
 
@@ -214,47 +251,82 @@ def test_noise_and_large_sums_hide_who_is_in():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
+  """A finished run, with a kernel that has no network."""
   folder = tmp_path_factory.mktemp("privacy")
-  launch_train.train(tiny(data__num_rows=200), str(folder / "run"))
+  config = tiny(data__num_rows=200, kernel="gaussian")
+  launch_train.train(config, str(folder / "run"))
   return folder / "run"
 
 
 @pytest.fixture
-def parsed():
-  """Flags at their defaults, which only the programs parse."""
+def command(run):
+  """Calls the program on the run with these flags."""
   flags = launch_privacy.flags.FLAGS
   if not flags.is_parsed():
     flags.mark_as_parsed()
-  return flags
+
+  def call(**changes):
+    with flagsaver.flagsaver(workdir=str(run), **changes):
+      launch_privacy.main()
+
+  return call
 
 
-def test_curve_and_release(run, parsed, capsys):
-  folder, trained = RunFolder(run), model.load(run)
-  experiment = launch_privacy.experiment_lib.build(trained.config)
-  with flagsaver.flagsaver(epsilons=["0.5", "inf"], draws=3):
-    launch_privacy.draw_curves(trained, experiment, folder)
+def test_curves(run, command, capsys):
+  command(epsilons=["0.5", "inf"], draws=3)
   curve = pd.read_csv(run / "privacy" / "curve.csv")
+  assert list(curve.draw) == [0, 1, 2] * 4
   assert set(curve.noise) == {"central", "client"}
   assert set(curve.epsilon) == {0.5, np.inf}
   median = curve.groupby(["noise", "epsilon"]).test_rmse.median()
   assert median["central", np.inf] <= median["central", 0.5]
   assert median["central", np.inf] == median["client", np.inf]
+  std = curve.groupby(["noise", "epsilon"]).noise_std.first()
+  assert std["central", np.inf] == 0.0
+  np.testing.assert_allclose(std["client", 0.5], math.sqrt(2) * std["central", 0.5])
+  leakage = pd.read_csv(run / "privacy" / "leakage.csv")
+  bare = leakage[leakage.release == "bare"].set_index("rows").advantage
+  assert bare.index.tolist() == [1, 2, 5, 10, 20, 50, 100]  # Of 200 rows, half are in.
+  assert bare[1] > 0.99
+  noisy = leakage[leakage.release == "ε = 1"].set_index("rows").advantage
+  assert noisy[1] < bare[1]
+  printed = capsys.readouterr().out
+  assert f"{median['central', 0.5]:.4f}"[:5] in printed
+  assert printed.endswith(f"written to {run / 'privacy'} and {run / 'figures'}\n")
   for name in ("privacy", "leakage"):
-    assert (run / "figures" / f"{name}.png").stat().st_size > 5000
+    width, height = png_size(run / "figures" / f"{name}.png")
+    assert width > height > 500
 
-  launch_privacy.release(trained, experiment, folder, folder.summary(), "3")
-  told = json.loads((run / "summary.json").read_text())["privacy"]
-  assert told["epsilon"] == 3.0
-  assert "kernel parameters" in told["not_covered"]
+
+def test_scores_of_the_curve_are_those_of_a_release(run):
+  """By another way: one draw released, and the raw test rows predicted from it."""
+  opened, promise = study.load_run(run), study.Promise()
+  cost = study.cost_curve(opened, [3.0], promise, 3)
+  mechanism = promise.mechanism(opened, 3.0, "client")
+  assert mechanism._replace(epsilon=math.inf, num_noises=1) == NOISELESS
+  key, noise_std = jax.random.split(KEY, 3)[1], mechanism.total_noise_std
+  noisy = _ADD_NOISE(key, study.clipped_stats(opened, mechanism), noise_std)
+  fitted = _POSTERIOR(noisy, noise_std)
+  mean, _ = blr.predict(fitted, opened.features(opened.experiment.test.x))
+  dataset, scaler = opened.experiment.dataset, opened.experiment.preprocessor
+  targets = dataset.targets[opened.experiment.split.test]
+  gap = scaler.unstandardise_mean(np.asarray(mean)) - targets
+  (rmse,) = cost.test_rmse[(cost.noise == "client") & (cost.draw == 1)]
+  np.testing.assert_allclose(rmse, np.sqrt(np.mean(gap**2)), rtol=1e-6)
+
+
+def test_release(run, command, capsys):
+  assert_refused(lambda: model.load_released(run), "no private release")
+  assert_refused(lambda: command(release="inf"), "no private release")
+  assert_refused(lambda: command(release="much"), "must be a number", "'much'")
+  assert not (run / "released").exists()
+  command(release="3")
+  note = json.loads((run / "summary.json").read_text())["privacy"]
+  assert (note["epsilon"], note["noise"]) == (3.0, "central")
+  assert "kernel parameters" in note["not_covered"]
   assert "Not covered" in capsys.readouterr().out
   for epsilon in ("3", "1"):
-    assert_refused(
-      lambda e=epsilon: launch_privacy.release(
-        trained, experiment, folder, folder.summary(), e
-      ),
-      "already",
-      "3.0",
-    )
+    assert_refused(lambda e=epsilon: command(release=e), "already", "3.0")
   table = run.parent / "new.csv"
   pd.DataFrame({"x": [-1.0, 0.0, 2.0]}).to_csv(table, index=False)
   outputs = []
@@ -268,11 +340,30 @@ def test_curve_and_release(run, parsed, capsys):
   alone = model.load_released(run.parent / "handed over")
   again = alone.predict(pd.read_csv(table))
   np.testing.assert_allclose(again["mean"], outputs[1]["mean"], rtol=1e-6)
-  exact = trained.state.stats
-  assert not np.allclose(alone.state.stats.gram, exact.gram, rtol=1e-6)
+  exact = model.load(run).state.server.stats
+  assert not np.allclose(alone.state.server.stats.gram, exact.gram, rtol=1e-6)
   assert not np.allclose(outputs[0]["mean"], outputs[1]["mean"])
 
 
-def test_no_release_no_prediction_from_it(tmp_path):
-  launch_train.train(tiny(), str(tmp_path / "run"))
-  assert_refused(lambda: model.load_released(tmp_path / "run"), "no private release")
+@pytest.mark.parametrize(
+  "change, part",
+  [
+    ({"epsilons": []}, "--epsilons is empty"),
+    ({"epsilons": ["1", "few"]}, "'few'"),
+    ({"delta": 0.0}, "delta"),
+    ({"target_bound": -1.0}, "bound"),
+  ],
+)
+def test_bad_flags_are_refused(run, command, change, part):
+  before = sorted(run.rglob("*"))
+  assert_refused(lambda: command(**change), part)
+  assert sorted(run.rglob("*")) == before
+
+
+def test_kernels_without_a_common_norm_are_refused(run):
+  """The folder of another kernel, of which nothing but its config is looked at."""
+  trained = model.load(run)
+  trained.config.kernel = "polynomial"
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(model, "load", lambda path: trained)
+    assert_refused(lambda: study.load_run(run), "'polynomial'", "no common norm")

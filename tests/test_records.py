@@ -6,10 +6,10 @@ import pathlib
 import ml_collections
 import pytest
 
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import records
+from fedbnr_jax import files
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.records import RunFolder
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run.records import RunFolder
 from tests.runs import table, tiny
 
 ROWS = [
@@ -198,7 +198,7 @@ def test_file_is_written_whole_or_not_at_all(folder, monkeypatch):
   def fail(*arguments: object) -> None:
     raise OSError(28, "No space left on device")
 
-  monkeypatch.setattr(records.os, "replace", fail)
+  monkeypatch.setattr(files.os, "replace", fail)
   with pytest.raises(OSError, match="No space"):
     folder.write_summary({"new": 2})
   assert folder.summary() == {"old": 1}
@@ -224,8 +224,8 @@ def test_damaged_json_names_the_file(folder, name: str):
 
 
 def test_a_closed_pipe_is_not_taken_for_a_folder_that_cannot_be_used(tmp_path):
-  with pytest.raises(BrokenPipeError), records.usable(tmp_path):
+  with pytest.raises(BrokenPipeError), files.explain_os_errors(tmp_path):
     raise BrokenPipeError
   refused = pytest.raises(InputError, match="cannot use --output")
-  with refused, records.usable(tmp_path, "--output"):
+  with refused, files.explain_os_errors(tmp_path, "--output"):
     raise PermissionError(13, "Permission denied")

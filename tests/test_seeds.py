@@ -9,10 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import model, training
-from fedbnr_jax.records import RunFolder
-from launch import train as launch_train
+from fedbnr_jax import model
+from fedbnr_jax.progress import ProgressBar
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import training
+from fedbnr_jax.run.checkpoints import Checkpoints
+from fedbnr_jax.run.journal import NonFiniteError
+from fedbnr_jax.run.program import make_batched_program, make_program
+from fedbnr_jax.run.records import RunFolder
 from tests.runs import (
   StopError,
   assert_refused,
@@ -35,8 +39,7 @@ def _config(**fields):
 def side_by_side():
   """Three experiments, the program of all of them, and their results."""
   experiments = experiment_lib.build_seeds(_config())
-  plain = training.make_program(experiments[0])
-  program = training.jit(training.batched(plain))
+  program = make_batched_program(experiments[0].algorithm, transform=jax.jit)
   folders = [None] * len(SEEDS)
   results = training.train_batch(experiments, program, folders)
   return experiments, program, results
@@ -74,7 +77,7 @@ def test_seeds_are_those_of_single_runs(side_by_side):
     assert one.config.to_dict() == alone.config.to_dict()
     # Rows beyond a seed's largest client are padding: one program for all.
     alone = dataclasses.replace(alone, federation=one.federation)
-    single = single or training.jit(training.make_program(alone))
+    single = single or make_program(alone.algorithm, transform=jax.jit)
     expected = training.train(alone, single)
     _assert_close(result.history, expected.history)
     for a, b in zip(
@@ -121,7 +124,7 @@ def test_finished_seed_keeps_its_state_while_others_go_on(side_by_side, tmp_path
   assert [len(r.history) for r in results] == [3, 4, 4]
   assert [len(f.metrics()) for f in folders] == [3, 4, 4]
   assert [r.best_round for r in results] == [1, 2, 4]
-  assert [int(r.state.num_rounds) for r in results] == [1, 2, 4]
+  assert [int(r.state.server.num_rounds) for r in results] == [1, 2, 4]
   assert active == [[True] * 3] * 3 + [[False, True, True]]
   for result, one in zip(results, straight, strict=True):
     common = min(len(result.history), len(one.history))
@@ -140,12 +143,14 @@ def test_what_is_not_active_does_not_change(side_by_side):
   before = program.init(keys, stacked[0])
   kept = jax.tree.map(np.array, before)
   after, *_ = program.step(keys, before, *stacked, jnp.asarray([True, False, True]))
-  assert np.asarray(after.num_rounds).tolist() == [1, 0, 1]
+  assert np.asarray(after.server.num_rounds).tolist() == [1, 0, 1]
   assert_same_bits(
     jax.tree.map(lambda leaf: np.asarray(leaf)[1], after),
     jax.tree.map(lambda leaf: leaf[1], kept),
   )
-  assert not np.array_equal(after.posterior.mean[0], kept.posterior.mean[0])
+  assert not np.array_equal(
+    after.server.posterior.mean[0], kept.server.posterior.mean[0]
+  )
   assert one.config.num_seeds == 1
 
 
@@ -180,12 +185,12 @@ def test_diverging_seed_does_not_stop_the_others(side_by_side, tmp_path):
 
   def step(keys, states, *rest):
     state, info, validation, test = program.step(keys, states, *rest)
-    bad = (jnp.arange(3) == 1) & (state.num_rounds >= 2)
+    bad = (jnp.arange(3) == 1) & (state.server.num_rounds >= 2)
     loss = jnp.where(bad[:, None], jnp.nan, info.client_loss)
     return state, info.replace(client_loss=loss), validation, test
 
   results = training.train_batch(experiments, program._replace(step=step), folders)
-  assert isinstance(results[1], training.NonFiniteError)
+  assert isinstance(results[1], NonFiniteError)
   assert "round 2" in str(results[1])
   lengths = [len(folder.metrics()) for folder in folders]
   assert lengths == [len(straight[0].history), 1, len(straight[2].history)]
@@ -193,7 +198,8 @@ def test_diverging_seed_does_not_stop_the_others(side_by_side, tmp_path):
     history = straight[index].history
     assert timeless(folders[index].metrics()) == timeless(history)
     assert_same_bits(results[index].state, straight[index].state)
-  assert int(model.load(folders[1].path).state.num_rounds) == 1
+  saved = Checkpoints(folders[1].checkpoints).restore(straight[1].state)
+  assert int(saved.best.server.num_rounds) == 1
 
 
 # ---------------------------------------------------------------------- the program
@@ -202,13 +208,13 @@ def test_diverging_seed_does_not_stop_the_others(side_by_side, tmp_path):
 def test_launched_seeds_stop_and_go_on_and_leave_a_folder_each(
   side_by_side, tmp_path, monkeypatch, capsys
 ):
+  from launch import train as launch_train
+
   _, _, results = side_by_side
   config, path = _config(), tmp_path / "run"
   with monkeypatch.context() as patched:
-    stop, tell = stop_after(2), launch_train.Progress.tell
-    patched.setattr(
-      launch_train.Progress, "tell", lambda bar, r: (tell(bar, r), stop(r))
-    )
+    stop, update = stop_after(2), ProgressBar.update
+    patched.setattr(ProgressBar, "update", lambda bar, r: (update(bar, r), stop(r)))
     with pytest.raises(StopError):
       launch_train.train(config, str(path))
   assert not (path / "summary.json").exists()

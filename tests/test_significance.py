@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from fedbnr_jax import significance
+from fedbnr_jax.report import significance
 
 SEEDS = range(10)
 

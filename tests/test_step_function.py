@@ -1,4 +1,4 @@
-"""The step function: both kernels trained, scored, drawn and told."""
+"""The step function: kernels trained, scored, drawn and compared."""
 
 import jax
 import numpy as np
@@ -6,81 +6,117 @@ import pandas as pd
 import pytest
 from absl.testing import flagsaver
 
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax import model, training
-from launch import common, step_function
+from fedbnr_jax import model
+from fedbnr_jax.report import bands
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import training
+from fedbnr_jax.run.program import make_program
+from fedbnr_jax.studies import step_function
+from launch import common
+from launch import step_function as launch_step_function
+from tests.drawings import png_size
 from tests.runs import assert_refused
+
+# The study's kernel that no other test trains, and one without a network.
+KERNELS = {"gaussian": "Without f", "replicate": "Replicate policy"}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def parsed():
   """Flags at their defaults, which only the programs parse."""
-  flags = step_function.flags.FLAGS
+  flags = launch_step_function.flags.FLAGS
   if not flags.is_parsed():
     flags.mark_as_parsed()
 
 
 def tiny():
-  with flagsaver.flagsaver(num_rows=40, num_samples=4, num_rounds=2):
-    config = step_function.base_config()
+  config = step_function.base_config(num_rows=40, num_samples=4, num_rounds=2)
   config.num_local_steps = 2
   return config
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """The folder of a comparison of two seeds."""
-  folder = tmp_path_factory.mktemp("step") / "made" / "run"
-  step_function.compare(tiny(), 2, folder)
-  return folder
+  """The folder of a comparison of two seeds, and the panels that it drew."""
+  folder, panels = tmp_path_factory.mktemp("step") / "made" / "run", []
+  draw = bands.two_panels
+
+  def two_panels(left, right, path):
+    panels.extend((left, right))
+    draw(left, right, path)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(bands, "two_panels", two_panels)
+    compared = step_function.compare(tiny(), 2, folder, KERNELS)
+  return folder, compared, panels
 
 
-def test_flags_reach_the_config():
-  config = tiny()
-  assert (config.method, config.data.name) == ("central", "step")
-  assert (config.data.num_rows, config.num_samples, config.num_rounds) == (40, 4, 2)
-  assert config.hidden_size == 2
-
-
-def test_every_training_is_told_and_summarised(run):
-  seeds = pd.read_csv(run / "seeds.csv")
-  assert seeds.kernel.tolist() == ["deep"] * 2 + ["replicate"] * 2
+def test_every_training_is_scored_and_summarised(run):
+  folder, compared, _ = run
+  seeds = pd.read_csv(folder / "seeds.csv")
+  pd.testing.assert_frame_equal(seeds, compared.seeds)
+  assert seeds.kernel.tolist() == ["gaussian"] * 2 + ["replicate"] * 2
   assert seeds.seed.tolist() == [0, 1] * 2
-  # f: 1 -> 2 -> 5 with one bias, σ and λ; h: 5 -> 10 -> 5 with biases, and its scale.
-  assert seeds.parameters.tolist() == [16 + 116] * 2 + [16] * 2
-  scores = pd.read_csv(run / "scores.csv")
-  assert scores.kernel.tolist() == ["deep", "replicate"]
+  # The length-scale, σ and λ; f: 1 -> 2 -> 5 with one bias, σ and λ.
+  assert seeds.parameters.tolist() == [3] * 2 + [16] * 2
+  scores = pd.read_csv(folder / "scores.csv")
+  pd.testing.assert_frame_equal(scores, compared.scores)
+  assert scores.kernel.tolist() == ["gaussian", "replicate"]
   assert scores.seeds.tolist() == [2, 2]
   for name in ("test_rmse", "test_nll", "test_ece"):
     values = seeds[name].to_numpy().reshape(2, 2)
     np.testing.assert_allclose(scores[f"{name}_mean"], values.mean(axis=1))
     spread = np.abs(values[:, 0] - values[:, 1]) / np.sqrt(2)
     np.testing.assert_allclose(scores[f"{name}_std"], spread, rtol=1e-9, atol=1e-12)
-  assert (run / "step_function.png").stat().st_size > 5000
-  assert sorted(path.name for path in run.iterdir()) == [
+  assert sorted(path.name for path in folder.iterdir()) == [
     *("scores.csv", "seeds.csv", "step_function.png")
   ]
+
+
+def test_panels_are_of_the_first_seed(run):
+  folder, compared, panels = run
+  width, height = png_size(folder / "step_function.png")
+  assert width > height > 500
+  first = compared.seeds[compared.seeds.seed == 0]
+  for panel, title, rmse in zip(panels, KERNELS.values(), first.test_rmse, strict=True):
+    assert panel.title == f"{title}: test RMSE {rmse:.3f}"
+    assert panel.client_names == ("training rows",)
+    assert len(panel.train_x) == 40
+    assert len(np.unique(panel.truth)) > 1
+
+
+def test_the_papers_kernel_also_has_its_shifter():
+  """h: 5 -> 10 -> 5 with biases, and its scale; nothing is compiled."""
+  sizes = {}
+  for kernel in step_function.KERNELS:
+    (made,) = step_function.build_experiments(tiny(), kernel, 1)
+    state = jax.eval_shape(made.algorithm.init, made.key_init, made.federation)
+    sizes[kernel] = sum(leaf.size for leaf in jax.tree.leaves(state.server.params))
+  assert sizes == {"deep": 16 + 116, "replicate": 16}
 
 
 def test_scores_are_those_of_the_model_on_raw_test_rows(run):
   """By another way: train, predict the table, compare with its targets."""
   config = tiny()
-  config.kernel, config.seed = "replicate", 1
+  config.kernel, config.seed = "gaussian", 1
   experiment = experiment_lib.build(config)
-  result = training.train(experiment, training.jit(training.make_program(experiment)))
+  result = training.train(
+    experiment, make_program(experiment.algorithm, transform=jax.jit)
+  )
   data, rows = experiment.dataset, experiment.split.test
   trained = model.from_result(experiment, result)
-  predicted = trained.predict(data.features.iloc[rows], jax.jit)
+  predicted = trained.predict(data.features.iloc[rows])
   gap = data.targets[rows] - predicted["mean"].to_numpy()
-  seeds = pd.read_csv(run / "seeds.csv").set_index(["kernel", "seed"])
-  row = seeds.loc[("replicate", 1)]
+  seeds = pd.read_csv(run[0] / "seeds.csv").set_index(["kernel", "seed"])
+  row = seeds.loc[("gaussian", 1)]
   np.testing.assert_allclose(row.test_rmse, np.sqrt(np.mean(gap**2)), rtol=1e-5)
   std = predicted["std"].to_numpy()
   nll = np.mean(gap**2 / std**2 + np.log(2 * np.pi * std**2)) / 2
   np.testing.assert_allclose(row.test_nll, nll, rtol=1e-4)
 
 
-def test_texts_of_the_terminal():
+def _compared():
+  """What a study of two seeds could return."""
   rows = [("deep", 132), ("replicate", 16)]
   seeds = pd.DataFrame(
     [
@@ -90,10 +126,32 @@ def test_texts_of_the_terminal():
       for seed in (0, 2)
     ]
   )
-  text = step_function.comparison(seeds)
-  assert text.endswith("test_rmse in 0, test_nll in 2, test_ece in 0 of 2 seeds")
-  table = step_function.readable(step_function.summary(seeds))
-  assert table.test_rmse.tolist() == ["1.000 ± 1.414", "2.000 ± 1.414"]
+  return step_function.Comparison(seeds, step_function.summary(seeds))
+
+
+def test_the_command_hands_its_flags_on_and_prints_both_texts(
+  tmp_path, capsys, monkeypatch
+):
+  calls = []
+
+  def compare(*arguments):
+    calls.append(arguments)
+    return _compared()
+
+  monkeypatch.setattr(launch_step_function.study, "compare", compare)
+  changes = {"num_rows": 40, "num_samples": 4, "num_rounds": 2, "seeds": 3}
+  with flagsaver.flagsaver(workdir=str(tmp_path), **changes):
+    launch_step_function.main()
+  ((config, *rest),) = calls
+  assert rest == [3, tmp_path]
+  assert (config.method, config.data.name) == ("central", "step")
+  assert (config.data.num_rows, config.num_samples, config.num_rounds) == (40, 4, 2)
+  assert (config.hidden_size, config.data.noise_std) == (2, 0.2)
+  *_, first, second, wins, last = capsys.readouterr().out.splitlines()
+  assert first.startswith("| deep | 132 | 2 | 1.000 ± 1.414 |")
+  assert second.startswith("| replicate | 16 | 2 | 2.000 ± 1.414 |")
+  assert wins.endswith("test_rmse in 0, test_nll in 2, test_ece in 0 of 2 seeds")
+  assert last == f"written to {tmp_path}"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +165,7 @@ def test_texts_of_the_terminal():
 def test_bad_values_are_refused_before_anything_is_written(tmp_path, changes, part):
   folder = tmp_path / "run"
   with flagsaver.flagsaver(**({"workdir": str(folder)} | changes)):
-    assert_refused(step_function.main, part)
+    assert_refused(launch_step_function.main, part)
   assert not folder.exists()
 
 
@@ -123,6 +181,6 @@ def test_values_out_of_range_are_no_flags(flag, capsys):
   with pytest.raises(SystemExit) as caught, flagsaver.flagsaver():
     common._parse(["step_function", f"--{flag}"])
   assert caught.value.code == 2
-  told = capsys.readouterr().err
-  assert told.count("\n") == 1
-  assert flag in told
+  message = capsys.readouterr().err
+  assert message.count("\n") == 1
+  assert flag in message

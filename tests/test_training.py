@@ -1,5 +1,6 @@
 """The host loop: early stopping, records in raw units, resuming to the same bits."""
 
+import collections
 import dataclasses
 import functools
 import math
@@ -17,12 +18,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from configs import default
-from fedbnr_jax import algorithms, model, training
-from fedbnr_jax import config as config_lib
-from fedbnr_jax import experiment as experiment_lib
-from fedbnr_jax.checkpoints import Checkpoints
-from fedbnr_jax.records import RunFolder
+from fedbnr_jax import algorithms
+from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import training
+from fedbnr_jax.run.checkpoints import Checkpoints
+from fedbnr_jax.run.journal import NonFiniteError, summarise
+from fedbnr_jax.run.program import Program, make_program
+from fedbnr_jax.run.records import RunFolder
 from tests.runs import (
   SUMMARY,
   StopError,
@@ -37,12 +40,33 @@ from tests.runs import (
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
+# A kernel without a network: the loop around a round is the subject.
+SIZES = {"num_rounds": 4, "kernel": "gaussian"}
+TRACES: collections.Counter[str] = collections.Counter()
+
+
+def counted_jit(function, **options):
+  """jax.jit, with a count of how often each function is traced."""
+
+  @functools.wraps(function)
+  def traced(*arguments):
+    TRACES[function.__name__] += 1
+    return function(*arguments)
+
+  return jax.jit(traced, **options)
+
+
 @pytest.fixture(scope="module")
 def four():
   """Four rounds on a table in raw units: experiment, compiled program, result."""
-  experiment = experiment_lib.build(tiny(num_rounds=4), table())
-  program = training.jit(training.make_program(experiment))
+  experiment = experiment_lib.build(tiny(**SIZES), table())
+  program = make_program(experiment.algorithm, transform=counted_jit)
   return experiment, program, training.train(experiment, program)
+
+
+def build(**fields) -> experiment_lib.Experiment:
+  """An experiment of the same shapes, for the same program."""
+  return experiment_lib.build(tiny(**(SIZES | fields)), table())
 
 
 # ------------------------------------------------------------------------ resuming
@@ -70,11 +94,12 @@ def test_resuming_is_not_stopping(four, tmp_path, stopped_after: int):
 
 
 def restored(folder: RunFolder, like):
-  checkpoints = Checkpoints(folder.checkpoints)
-  try:
-    return checkpoints.restore(like)
-  finally:
-    checkpoints.close()
+  return Checkpoints(folder.checkpoints).restore(like)
+
+
+def rounds_of_best(folder: RunFolder, like) -> int:
+  """The round of the best state that a folder holds."""
+  return int(restored(folder, like).best.server.num_rounds)
 
 
 def test_seconds_of_the_rounds_before_the_stop_are_kept(four, tmp_path):
@@ -87,22 +112,27 @@ def test_seconds_of_the_rounds_before_the_stop_are_kept(four, tmp_path):
   assert folder.metrics()[:2] == before
 
 
-def test_killed_run_ends_as_if_it_had_not_been(tmp_path):
-  fields = {
-    "hidden_size": 8,
-    "num_samples": 4,
-    "num_rounds": 40,
-    "patience": 40,
-    "num_local_steps": 2,
-    "data.num_rows": 40,
-    "compare_clients": False,
-  }
+LONG = {"num_rounds": 40, "patience": 40}
+# Trains in the folder that it is given, until somebody kills it.
+TRAIN = """
+import jax, pathlib, sys
+from tests import conftest, runs, test_training
+from fedbnr_jax.run import training
+from fedbnr_jax.run.program import make_program
+one = test_training.build(**test_training.LONG)
+folder = runs.claimed(pathlib.Path(sys.argv[1]), one)
+training.train(one, make_program(one.algorithm, transform=jax.jit), folder)
+"""
+
+
+def test_killed_run_ends_as_if_it_had_not_been(four, tmp_path):
+  _, program, _ = four
   workdir = tmp_path / "run"
-  command = [sys.executable, "-m", "launch.train", f"--workdir={workdir}"]
-  command += ["--config=configs/default.py"]
-  command += [f"--config.{name}={value}" for name, value in fields.items()]
   process = subprocess.Popen(
-    command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    [sys.executable, "-c", TRAIN, workdir],
+    cwd=ROOT,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
   )
   metrics = workdir / "metrics.csv"
   try:
@@ -115,14 +145,9 @@ def test_killed_run_ends_as_if_it_had_not_been(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
   assert process.returncode == -signal.SIGKILL, "it ended before it was killed"
-  rows = len(RunFolder(workdir).metrics())
-  assert 2 <= rows < 40
-  config = default.get_config()
-  config.update_from_flattened_dict(fields)
-  experiment = experiment_lib.build(config)
-  program = training.jit(training.make_program(experiment))
-  folder = RunFolder(workdir)
-  folder.claim(config)  # It is the same config: it may go on.
+  assert 2 <= len(RunFolder(workdir).metrics()) < 40
+  experiment = build(**LONG)
+  folder = claimed(workdir, experiment)  # It is the same config: it may go on.
   training.train(experiment, program, folder)
   straight = training.train(experiment, program)
   assert timeless(RunFolder(workdir).metrics()) == timeless(straight.history)
@@ -133,32 +158,24 @@ def test_killed_run_ends_as_if_it_had_not_been(tmp_path):
 
 def test_same_seed_same_bits_other_seed_other(four):
   _, program, straight = four
-  again = experiment_lib.build(tiny(num_rounds=4), table())
-  same = training.train(again, program)
+  same = training.train(build(), program)
   assert timeless(same.history) == timeless(straight.history)
   assert_same_bits(same.state, straight.state)
-  other = experiment_lib.build(tiny(num_rounds=4, seed=1), table())
-  history = training.train(other, program).history
+  history = training.train(build(seed=1), program).history
   assert history[0]["test_rmse"] != straight.history[0]["test_rmse"]
 
 
 def test_step_is_traced_once_for_all_rounds(four):
-  experiment, _, _ = four
-  program = training.make_program(experiment)
-  traces = []
-
-  def step(*arguments):
-    traces.append(1)
-    return program.step(*arguments)
-
-  training.train(experiment, training.jit(program._replace(step=step)))
-  assert len(traces) == 1
+  """Of all the trainings on this page, that is, whatever has run before."""
+  experiment, program, _ = four
+  training.train(experiment, program)
+  assert TRACES["init"] == TRACES["step"] == 1
 
 
 # ------------------------------------------------------------------ early stopping
 
 
-def with_val_rmse(program: training.Program, errors) -> training.Program:
+def with_val_rmse(program: Program, errors) -> Program:
   """The program with made-up validation errors."""
   made_up = iter(errors)
 
@@ -171,20 +188,19 @@ def with_val_rmse(program: training.Program, errors) -> training.Program:
 
 def test_result_is_the_best_round_and_not_the_last(four):
   _, program, _ = four
-  config = tiny(num_rounds=9, patience=2)
-  patient = experiment_lib.build(config, table())
+  patient = build(num_rounds=9, patience=2)
   result = training.train(patient, with_val_rmse(program, [3.0, 1.0, 2.0, 2.0]))
   assert len(result.history) == 4
   assert result.best_round == 2
   assert result.best is result.history[1]
-  assert int(result.state.num_rounds) == 2
-  two = experiment_lib.build(tiny(num_rounds=2), table())
-  assert_same_bits(result.state, training.train(two, program).state)
+  assert int(result.state.server.num_rounds) == 2
+  two = training.train(build(num_rounds=2), program)
+  assert_same_bits(result.state, two.state)
 
 
 def test_best_state_survives_a_stop(four, tmp_path):
   _, program, _ = four
-  patient = experiment_lib.build(tiny(num_rounds=9, patience=2), table())
+  patient = build(num_rounds=9, patience=2)
   folder = claimed(tmp_path / "run", patient)
   with pytest.raises(StopError):
     training.train(
@@ -192,19 +208,19 @@ def test_best_state_survives_a_stop(four, tmp_path):
     )
   result = training.train(patient, with_val_rmse(program, [2.0]), folder)
   assert len(result.history) == 4
-  assert int(result.state.num_rounds) == 2
-  assert int(model.load(tmp_path / "run").state.num_rounds) == 2
+  assert int(result.state.server.num_rounds) == 2
+  assert rounds_of_best(folder, result.state) == 2
 
 
 # ----------------------------------------------------------------------- non-finite
 
 
-def spoilt(program: training.Program, number: int, spoil) -> training.Program:
+def spoilt(program: Program, number: int, spoil) -> Program:
   """The program, but `spoil` changes what the step of a round returns."""
 
   def step(*arguments):
     state, *rest = program.step(*arguments)
-    if int(state.num_rounds) == number:
+    if int(state.server.num_rounds) == number:
       rest = spoil(*rest)
     return state, *rest
 
@@ -231,14 +247,14 @@ def nan_train_nll(info, validation, test):
 def test_non_finite_value_stops_with_round_and_place(four, tmp_path, spoil, part: str):
   experiment, program, straight = four
   folder = claimed(tmp_path / "run", experiment)
-  with pytest.raises(training.NonFiniteError) as caught:
+  with pytest.raises(NonFiniteError) as caught:
     training.train(experiment, spoilt(program, 3, spoil), folder)
   assert "round 3" in str(caught.value)
   assert part in str(caught.value)
   assert experiment.algorithm.remedy in str(caught.value)
   # The good rounds are kept: usable as they are, and for going on.
   assert timeless(folder.metrics()) == timeless(straight.history[:2])
-  assert int(model.load(folder.path).state.num_rounds) <= 2
+  assert rounds_of_best(folder, straight.state) <= 2
   resumed = training.train(experiment, program, folder)
   assert timeless(resumed.history) == timeless(straight.history)
 
@@ -251,17 +267,17 @@ def test_what_to_try_is_fields_of_the_config(method: str):
     assert functools.reduce(getattr, word.split("."), fields) is not None
 
 
-def test_fedloc_that_diverges_says_what_it_has():
-  run = experiment_lib.build(
-    tiny(method="fedloc", fedloc__rho=1e-6, fedloc__num_inducing=4)
-  )
-  with pytest.raises(training.NonFiniteError, match=r"try a larger fedloc\.rho"):
-    training.train(run, training.jit(training.make_program(run)))
+def test_what_to_try_is_the_methods_own(four):
+  experiment, program, _ = four
+  fedloc = algorithms.METHODS["fedloc"].build(tiny(method="fedloc"))
+  other = dataclasses.replace(experiment, algorithm=fedloc)
+  with pytest.raises(NonFiniteError, match=r"try a larger fedloc\.rho"):
+    training.train(other, spoilt(program, 1, nan_loss))
 
 
 def test_one_bad_client_of_two_is_counted(four):
   experiment, program, _ = four
-  with pytest.raises(training.NonFiniteError, match="1 of 2 clients"):
+  with pytest.raises(NonFiniteError, match="1 of 2 clients"):
     training.train(experiment, spoilt(program, 1, nan_loss))
 
 
@@ -270,7 +286,7 @@ def test_one_bad_client_of_two_is_counted(four):
 
 def test_summary_has_every_public_field(four):
   experiment, _, result = four
-  summary = training.summarise(experiment, result.history)
+  summary = summarise(experiment, result.history)
   assert set(summary) >= SUMMARY
   assert summary["rounds"] == 4
   assert summary["num_clients"] == 2
@@ -284,7 +300,7 @@ def test_summary_takes_test_scores_at_the_validation_choice_and_their_minimum(fo
   for record, val, test in zip(history, (2, 1, 3, 4), (9, 8, 7, 6), strict=True):
     record |= {"val_rmse": float(val), "test_rmse": float(test), "seconds": 2.0}
     record["test_crps"] = 10.0 * test
-  summary = training.summarise(experiment, history)
+  summary = summarise(experiment, history)
   assert summary["best_round"] == 2
   assert (summary["test_rmse"], summary["min_test_rmse"]) == (8.0, 6.0)
   assert summary["test_crps"] == 80.0
@@ -304,26 +320,29 @@ def test_record_has_every_public_column(four):
 
 
 def test_scores_are_of_raw_predictions_in_the_targets_unit(four):
-  experiment, _, result = four
-  rows = experiment.split.test
+  experiment, program, result = four
+  rows, preprocessor = experiment.split.test, experiment.preprocessor
   targets = experiment.dataset.targets[rows]
-  predicted = model.from_result(experiment, result).predict(
-    experiment.dataset.features.iloc[rows]
+  inputs = preprocessor.transform(experiment.dataset.features.iloc[rows])
+  mean, variance = jax.device_get(
+    program.predict(result.state, inputs.astype(np.float32))
   )
+  mean = preprocessor.target_mean + preprocessor.target_std * mean
+  std = preprocessor.target_std * np.sqrt(variance)
   best = result.best
-  error = math.sqrt(np.mean((predicted["mean"] - targets) ** 2))
+  error = math.sqrt(np.mean((mean - targets) ** 2))
   assert best["test_rmse"] == pytest.approx(error, rel=1e-5)
   assert best["test_rmse"] > 1.0  # Not standardised: the target's std is about 30.
-  density = scipy.stats.norm(predicted["mean"], predicted["std"]).logpdf(targets)
+  density = scipy.stats.norm(mean, std).logpdf(targets)
   assert best["test_nll"] == pytest.approx(-density.mean(), rel=1e-5)
-  inside = (predicted["lower95"] <= targets) & (targets <= predicted["upper95"])
+  inside = np.abs(targets - mean) <= scipy.stats.norm.ppf(0.975) * std
   assert best["test_coverage95"] == pytest.approx(inside.mean())
-  assert (predicted["std"] >= best["noise_std"] * (1 - 1e-5)).all()
+  assert (std >= best["noise_std"] * (1 - 1e-5)).all()
 
 
 def test_standardised_dataset_reports_in_deviations(four):
   experiment, program, result = four
-  bike_like = experiment_lib.build(tiny(num_rounds=4), table(standardised_error=True))
+  bike_like = experiment_lib.build(tiny(**SIZES), table(standardised_error=True))
   scaled = training.train(bike_like, program)
   std = experiment.preprocessor.target_std
   for one, other in zip(scaled.history, result.history, strict=True):
@@ -333,7 +352,7 @@ def test_standardised_dataset_reports_in_deviations(four):
       assert one[name] + math.log(std) == pytest.approx(other[name], rel=1e-12)
     for name in ("test_ece", "test_mce", "test_bri", "test_coverage95"):
       assert one[name] == other[name]
-  summary = training.summarise(bike_like, scaled.history)
+  summary = summarise(bike_like, scaled.history)
   assert summary["rmse_unit"] == "std of target"
 
 
@@ -342,5 +361,5 @@ def test_other_method_name_reaches_the_summary(four):
   central = dataclasses.replace(
     experiment, config=tiny(method="central"), num_clients=100
   )
-  summary = training.summarise(central, result.history)
+  summary = summarise(central, result.history)
   assert (summary["method"], summary["num_clients"]) == ("central", 100)

@@ -1,6 +1,7 @@
 """Feature maps against the kernels that they stand for."""
 
 import functools
+import re
 
 import chex
 import hypothesis
@@ -10,23 +11,31 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fedbnr_jax import config as config_lib
-from fedbnr_jax import networks, urk
+from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.gp import urk
+from fedbnr_jax.run import config as config_lib
 from tests import oracles
 
 KEY = jax.random.key(0)
 X = np.random.default_rng(0).normal(size=(6, 3))
 
+S = 100
+LENGTH_SCALE = 1.7
+SIZES = {"latent_size": 4, "length_scale": 2.0}
+
 MAPS = {
-  **{name: lambda s, name=name: urk.random_fourier(s, name) for name in urk.SPECTRA},
+  **{
+    name: lambda s, name=name: urk.random_fourier(s, name, LENGTH_SCALE)
+    for name in urk.SPECTRA
+  },
   "exponential": urk.exponential,
   "polynomial": urk.polynomial,
-  "deep": lambda s: urk.deep(s, 8, num_hidden_layers=2),
-  "multiply": lambda s: urk.replicate(s, 8, policy="multiply"),
-  "add": lambda s: urk.replicate(s, 8, policy="add"),
+  "deep": lambda s: urk.deep(s, 8, num_hidden_layers=2, shifter_size=5, **SIZES),
+  "multiply": lambda s: urk.replicate(s, 8, policy="multiply", **SIZES),
+  "add": lambda s: urk.replicate(s, 8, policy="add", noise_scale=0.2, **SIZES),
 }
-# Of unit length before the factor S/(S−1), for every x.
+# Their features have unit length before the factor S/(S−1), for every x.
 FOURIER = [*urk.SPECTRA, "deep", "multiply", "add"]
 
 
@@ -35,27 +44,28 @@ def _jitted(feature_map):
 
 
 @functools.cache
-def _built(name, num_samples=4):
+def _built(name):
   """One compilation for all tests of a map."""
-  return _jitted(MAPS[name](num_samples))
+  return _jitted(MAPS[name](S))
 
 
 def _features(feature_map, x, key=KEY):
-  x = jnp.asarray(x)
   return np.asarray(feature_map.apply(feature_map.init(key, x), x))
 
 
-def _grams(feature_map, x, num_seeds, seed=0):
+def _draws(feature_map, num_seeds):
+  """Parameters of independent draws of ω, from programs that are compiled already."""
+  keys = jax.random.split(KEY, num_seeds)
+  return (feature_map.init(keys[i], X) for i in range(num_seeds))
+
+
+def _grams(feature_map, x, num_seeds):
   """Grams [num_seeds, N, N] of independent draws of ω."""
-  keys = jax.random.split(jax.random.key(seed), num_seeds)
-  x = jnp.asarray(x)
-
-  @jax.jit
-  def gram(key):
-    features = feature_map.apply(feature_map.init(key, x), x)
-    return features @ features.T
-
-  return np.asarray(jax.lax.map(gram, keys))
+  features = [
+    np.asarray(feature_map.apply(params, x))
+    for params in _draws(feature_map, num_seeds)
+  ]
+  return np.stack([one @ one.T for one in features])
 
 
 # ----------------------------------------------------------------- closed forms
@@ -63,29 +73,26 @@ def _grams(feature_map, x, num_seeds, seed=0):
 
 @pytest.mark.parametrize("spectrum", urk.SPECTRA)
 def test_fourier_features_reach_their_kernel_at_the_monte_carlo_rate(spectrum):
-  length_scale = 1.7
-  gap = (X[:, None] - X[None, :]) / length_scale
-  kernel = oracles.STATIONARY[spectrum](gap)
-  errors = {}
-  for num_samples, num_seeds in ((100, 100), (10_000, 10)):
-    feature_map = urk.random_fourier(num_samples, spectrum, length_scale)
-    grams = _grams(feature_map, X, num_seeds) * (num_samples - 1) / num_samples
-    errors[num_samples] = np.sqrt(np.mean((grams - kernel) ** 2))
-    # |cos| ≤ 1 has a variance of at most one.
-    assert errors[num_samples] < 1 / np.sqrt(num_samples)
-    bound = 5 / np.sqrt(num_samples * num_seeds)
-    np.testing.assert_allclose(grams.mean(axis=0), kernel, atol=bound)
-  assert 6 < errors[100] / errors[10_000] < 16
+  """The mean is the kernel, and one map's error that of S independent samples."""
+  kernel = oracles.STATIONARY[spectrum]
+  gap = (X[:, None] - X[None, :]) / LENGTH_SCALE
+  num_seeds = 600
+  grams = _grams(_built(spectrum), X, num_seeds) * (S - 1) / S
+  bound = 5 / np.sqrt(S * num_seeds)  # |cos| ≤ 1 has a variance of at most one.
+  np.testing.assert_allclose(grams.mean(axis=0), kernel(gap), atol=bound)
+  spread = (1 + kernel(2 * gap)) / 2 - kernel(gap) ** 2  # Of cos(ωᵀδ).
+  error = np.mean((grams - kernel(gap)) ** 2)
+  np.testing.assert_allclose(error, np.mean(spread) / S, rtol=0.1)
 
 
 def test_exponential_features_reach_their_kernel():
   x = 0.3 * X
   kernel = np.exp(np.sum((x[:, None] + x[None, :]) ** 2, -1) / 2)
-  num_samples, num_seeds = 20_000, 8
-  grams = _grams(urk.exponential(num_samples), x, num_seeds)
+  num_seeds = 1600
+  grams = _grams(_built("exponential"), x, num_seeds) * (S - 1) / S
   spread = np.sqrt(kernel**4 - kernel**2)  # E exp(2ωᵀz) = exp(2‖z‖²), z = x + x'.
-  bound = 5 * spread / np.sqrt(num_samples * num_seeds)
-  assert np.all(np.abs(grams.mean(axis=0) - kernel) < bound + 1e-4 * kernel)
+  bound = 5 * spread / np.sqrt(S * num_seeds)
+  assert np.all(np.abs(grams.mean(axis=0) - kernel) < bound)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
@@ -95,11 +102,11 @@ def test_polynomial_features_have_their_kernel_as_expectation(degree, offset):
   x = X[:, :2]
   assert np.any(x < 0)
   outcomes = oracles.multinomial_trials(2, degree)
-  feature_map = _jitted(urk.polynomial(len(outcomes), degree, offset))
-  params = feature_map.init(KEY, jnp.asarray(x))
+  feature_map = urk.polynomial(len(outcomes), degree, offset)
+  params = jax.eval_shape(feature_map.init, KEY, x)
   assert params.omega.shape == (len(outcomes), degree)
   named = np.stack([named for named, _ in outcomes]).astype(params.omega.dtype)
-  features = feature_map.apply(params.replace(omega=jnp.asarray(named)), jnp.asarray(x))
+  features = jax.jit(feature_map.apply)(params.replace(omega=named), x)
   features = np.asarray(features) * np.sqrt(len(outcomes) - 1)  # Undo 1/√(S−1).
   probability = np.array([probability for _, probability in outcomes])
   np.testing.assert_allclose(probability.sum(), 1, rtol=1e-12)
@@ -109,8 +116,8 @@ def test_polynomial_features_have_their_kernel_as_expectation(degree, offset):
 
 
 def test_polynomial_trials_follow_their_distribution():
-  feature_map = urk.polynomial(40_000, degree=2)
-  omega = np.asarray(feature_map.init(KEY, jnp.asarray(X)).omega)
+  draws = _draws(_built("polynomial"), 400)
+  omega = np.concatenate([np.asarray(params.omega) for params in draws])
   share = np.bincount(omega.ravel(), minlength=4) / omega.size
   np.testing.assert_allclose(share, [1 / 2, 1 / 6, 1 / 6, 1 / 6], atol=0.01)
   # Trials are independent: the counts are multinomial.
@@ -118,13 +125,21 @@ def test_polynomial_trials_follow_their_distribution():
   np.testing.assert_allclose(both, 1 / 4, atol=0.01)
 
 
-@pytest.mark.parametrize("num_samples", [2, 5])
-def test_expectation_carries_the_printed_factor(num_samples):
-  """1/√(S−1) makes the mean of the URK S/(S−1) times the kernel."""
+def test_expectation_carries_the_printed_factor():
+  """1/√(S−1) makes the mean of the URK S/(S−1) times the kernel: twice, for S = 2."""
   kernel = oracles.STATIONARY["gaussian"](X[:, None] - X[None, :])
-  grams = _grams(urk.random_fourier(num_samples), X, 20_000)
-  factor = num_samples / (num_samples - 1)
-  np.testing.assert_allclose(grams.mean(axis=0), factor * kernel, atol=0.05)
+  feature_map = urk.random_fourier(2)
+
+  @jax.jit
+  def mean_gram(keys):
+    def gram(key):
+      features = feature_map.apply(feature_map.init(key, X), X)
+      return features @ features.T
+
+    return jnp.mean(jax.lax.map(gram, keys), axis=0)
+
+  got = mean_gram(jax.random.split(KEY, 20_000))
+  np.testing.assert_allclose(got, 2 * kernel, atol=0.05)
 
 
 # ------------------------------------------------------------ every construction
@@ -132,25 +147,18 @@ def test_expectation_carries_the_printed_factor(num_samples):
 
 @pytest.mark.parametrize("name", MAPS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
-def test_features_follow_the_rows_in_shape_and_dtype(name, dtype):
-  feature_map = _built(name)
-  x = jnp.asarray(X, dtype)
-  params = feature_map.init(KEY, x)
-  features = feature_map.apply(params, x)
-  num_features = 4 if name in ("exponential", "polynomial") else 8
-  chex.assert_shape(features, (len(X), num_features))
-  chex.assert_type(features, dtype)
-  chex.assert_type(jax.tree.leaves(params.theta), dtype)
-  chex.assert_axis_dimension(jax.tree.leaves(params.omega)[0], 0, 4)
+def test_features_follow_the_rows_in_shape_and_dtype(name, dtype, any_x64):
+  feature_map = MAPS[name](S)
+  dtype = jax.dtypes.canonicalize_dtype(dtype)
+  x = jax.ShapeDtypeStruct(X.shape, dtype)
+  params = jax.eval_shape(feature_map.init, KEY, x)
+  features = jax.eval_shape(feature_map.apply, params, x)
+  num_features = S if name in ("exponential", "polynomial") else 2 * S
+  assert features.shape == (len(X), num_features)
+  chex.assert_type([features, *jax.tree.leaves(params.theta)], dtype)
+  assert all(leaf.shape[0] == S for leaf in jax.tree.leaves(params.omega))
   if name != "polynomial":  # Whose ω counts.
     chex.assert_type(jax.tree.leaves(params.omega), dtype)
-
-
-def test_rows_stay_float32_without_x64(x64_off):
-  x = jnp.asarray(X, jnp.float32)
-  for name in ("deep", "add", "matern32", "polynomial"):
-    feature_map = _built(name)
-    chex.assert_type(feature_map.apply(feature_map.init(KEY, x), x), jnp.float32)
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -165,15 +173,15 @@ def test_gram_is_symmetric_and_positive_semi_definite(name):
 @pytest.mark.parametrize("name", FOURIER)
 def test_fourier_features_have_constant_length(name):
   features = _features(_built(name), 3 * X)
-  np.testing.assert_allclose(np.sum(features**2, axis=1), 4 / 3, rtol=1e-12)
+  np.testing.assert_allclose(np.sum(features**2, axis=1), S / (S - 1), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_init_depends_on_the_key_alone(name):
   feature_map = _built(name)
-  params = feature_map.init(KEY, jnp.asarray(X))
-  chex.assert_trees_all_equal(params, feature_map.init(KEY, jnp.asarray(X + 9.0)))
-  other = feature_map.init(jax.random.key(1), jnp.asarray(X))
+  params = feature_map.init(KEY, X)
+  chex.assert_trees_all_equal(params, feature_map.init(KEY, X + 9.0))
+  other = feature_map.init(jax.random.key(1), X)
   leaves = jax.tree.leaves(params.omega), jax.tree.leaves(other.omega)
   assert not np.array_equal(leaves[0][0], leaves[1][0])
 
@@ -181,11 +189,11 @@ def test_init_depends_on_the_key_alone(name):
 @pytest.mark.parametrize("name", MAPS)
 def test_each_row_is_mapped_by_itself(name):
   feature_map = _built(name)
-  params = feature_map.init(KEY, jnp.asarray(X))
-  whole = feature_map.apply(params, jnp.asarray(X))
+  params = feature_map.init(KEY, X)
+  whole = np.asarray(feature_map.apply(params, X))
   mixed = X[::-1].copy()
   mixed[0] = 7.0
-  got = feature_map.apply(params, jnp.asarray(mixed))
+  got = np.asarray(feature_map.apply(params, mixed))
   np.testing.assert_allclose(got[1:], whole[::-1][1:], rtol=1e-12, atol=1e-14)
   assert not np.allclose(got[0], whole[-1])
 
@@ -249,41 +257,42 @@ def test_feature_sees_what_the_embedding_makes_of_the_rows(by_sample):
     3,
     embed=embed,
   )
-  params = feature_map.init(KEY, jnp.asarray(X)).replace(omega=jnp.asarray(omega))
+  params = urk.FeatureParams(omega, {})
   slow = np.zeros((len(X), 2, 3))
   for n, row in enumerate(X):
     for s in range(3):
       seen = np.concatenate([row, row**2]) + by_sample * omega[s]
       slow[n, :, s] = omega[s] * seen[0], np.sum(seen)
   slow = slow.reshape(len(X), -1) / np.sqrt(2)
-  np.testing.assert_allclose(
-    feature_map.apply(params, jnp.asarray(X)), slow, rtol=1e-12, atol=1e-12
-  )
+  got = jax.jit(feature_map.apply)(params, X)
+  np.testing.assert_allclose(got, slow, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", FOURIER)
 def test_float32_features_are_the_float64_ones_rounded(name):
   feature_map = _built(name)
-  wide = feature_map.init(KEY, jnp.asarray(X))
-  narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), wide)
-  got = feature_map.apply(narrow, jnp.asarray(X, jnp.float32))
-  np.testing.assert_allclose(got, feature_map.apply(wide, jnp.asarray(X)), atol=1e-4)
+  wide = feature_map.init(KEY, X)
+  narrow = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), wide)
+  got = feature_map.apply(narrow, X.astype(np.float32))
+  np.testing.assert_allclose(got, feature_map.apply(wide, X), atol=1e-4)
 
 
 def test_scalar_feature_gives_one_column_a_sample():
-  feature_map = urk.from_function(
-    lambda theta, omega, x: omega * x[0], lambda key, x: jnp.sum(x) * 0 + 2.0, 3
+  feature_map = _jitted(
+    urk.from_function(
+      lambda theta, omega, x: omega * x[0], lambda key, x: jnp.sum(x) * 0 + 2.0, 3
+    )
   )
-  params = feature_map.init(KEY, jnp.asarray(X))
+  params = feature_map.init(KEY, X)
   expected = np.repeat(2 * X[:, :1], 3, axis=1) / np.sqrt(2)
-  np.testing.assert_allclose(feature_map.apply(params, jnp.asarray(X)), expected)
+  np.testing.assert_allclose(feature_map.apply(params, X), expected)
   assert jax.tree.leaves(params.theta) == []
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_draws_are_constants_and_not_trained(name):
   """θ has no leaf that equals a draw, and is all that a gradient in θ moves."""
-  params = _built(name).init(KEY, jnp.asarray(X))
+  params = jax.eval_shape(MAPS[name](S).init, KEY, X)
   trained = jax.tree.leaves(params.theta)
   expected = {"exponential": 0, "polynomial": 0, "deep": 10, "multiply": 3, "add": 3}
   assert len(trained) == expected.get(name, 1)
@@ -294,80 +303,74 @@ def test_draws_are_constants_and_not_trained(name):
 # -------------------------------------------------------------------- the kernels
 
 
-def _identity_shifter(params):
-  shifter = jax.tree.map(jnp.zeros_like, params.theta["shifter"])
-  shifter["scale"] = jnp.ones(())
-  return params.replace(theta={**params.theta, "shifter": shifter})
+def _extracted(theta, x):
+  """What the extractor of two hidden layers, or of one, makes of rows [N, D]."""
+  params = jax.tree.map(np.asarray, theta["extractor"])
+  for layer in (*([params["Dense_0"]] if "Dense_0" in params else []), params):
+    x = np.maximum(x @ layer["kernel"] + layer["bias"], 0)
+  return x @ params["output"].T
 
 
-def test_deep_kernel_with_the_identity_shifter_is_fourier_on_the_latent_space():
-  feature_map = _jitted(urk.deep(6, 8, latent_size=4))
-  x = jnp.asarray(X)
-  params = _identity_shifter(feature_map.init(KEY, x))
-  extractor = networks.Extractor(8, 4)
-  latent = extractor.apply({"params": params.theta["extractor"]}, x)
-  fourier = urk.random_fourier(6)
-  theta = {"log_length_scale": jnp.zeros(())}
-  expected = fourier.apply(urk.FeatureParams(params.omega, theta), latent)
-  np.testing.assert_allclose(feature_map.apply(params, x), expected, rtol=1e-12)
+def _shifted(theta, omega):
+  """What the shifter makes of ω [S, E]."""
+  params = jax.tree.map(np.asarray, theta["shifter"])
+  first, second = params["Dense_0"], params["Dense_1"]
+  hidden = np.tanh(omega @ first["kernel"] + first["bias"])
+  return params["scale"] * (omega + hidden @ second["kernel"] + second["bias"])
 
 
-def test_deep_kernel_is_a_double_loop_over_both_networks():
-  feature_map = _jitted(urk.deep(3, 8, latent_size=4, shifter_size=5, length_scale=2.0))
-  params = feature_map.init(KEY, jnp.asarray(X))
-  assert float(params.theta["shifter"]["scale"]) == 0.5
-  extractor, shifter = networks.Extractor(8, 4), networks.Shifter(5, 0.5)
-  slow = np.zeros((len(X), 2, 3))
-  for n, row in enumerate(X):
-    rows = jnp.asarray(row)[None]
-    (latent,) = extractor.apply({"params": params.theta["extractor"]}, rows)
-    for s, omega in enumerate(params.omega):
-      frequency = shifter.apply({"params": params.theta["shifter"]}, omega)
-      phase = np.asarray(frequency) @ np.asarray(latent)
-      slow[n, :, s] = np.cos(phase), np.sin(phase)
-  slow = slow.reshape(len(X), -1) / np.sqrt(2)
-  np.testing.assert_allclose(
-    feature_map.apply(params, jnp.asarray(X)), slow, rtol=1e-10, atol=1e-13
-  )
+def _moved(theta):
+  """Every parameter somewhat off its start, so that no bias is zero."""
+  return jax.tree.map(lambda leaf: np.asarray(leaf) + 0.05, theta)
+
+
+def test_deep_kernel_is_fourier_features_of_both_networks():
+  feature_map = _built("deep")
+  params = feature_map.init(KEY, X)
+  assert float(params.theta["shifter"]["scale"]) == 1 / SIZES["length_scale"]
+  params = params.replace(theta=_moved(params.theta))
+  frequency = _shifted(params.theta, np.asarray(params.omega))
+  phase = _extracted(params.theta, X) @ frequency.T
+  slow = np.concatenate([np.cos(phase), np.sin(phase)], axis=1) / np.sqrt(S - 1)
+  got = feature_map.apply(params, X)
+  np.testing.assert_allclose(got, slow, rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("policy", ["multiply", "add"])
 def test_replicate_sees_a_copy_of_the_row_for_each_sample(policy):
-  feature_map = _jitted(
-    urk.replicate(3, 8, policy=policy, latent_size=4, length_scale=2.0)
-  )
-  params = feature_map.init(KEY, jnp.asarray(X))
-  extractor = networks.Extractor(8, 4)
-  slow = np.zeros((len(X), 2, 3))
-  for n, row in enumerate(X):
-    for s in range(3):
-      noise = np.asarray(params.omega["noise"][s])
-      copy = row * (1 + noise) if policy == "multiply" else row + noise
-      rows = jnp.asarray(copy)[None]
-      (latent,) = extractor.apply({"params": params.theta["extractor"]}, rows)
-      phase = np.asarray(params.omega["frequency"][s]) @ np.asarray(latent) / 2.0
-      slow[n, :, s] = np.cos(phase), np.sin(phase)
-  slow = slow.reshape(len(X), -1) / np.sqrt(2)
-  np.testing.assert_allclose(
-    feature_map.apply(params, jnp.asarray(X)), slow, rtol=1e-10, atol=1e-13
-  )
+  feature_map = _built(policy)
+  params = feature_map.init(KEY, X)
+  params = params.replace(theta=_moved(params.theta))
+  noise, frequency = (np.asarray(params.omega[k]) for k in ("noise", "frequency"))
+  slow = np.zeros((len(X), 2, S))
+  for s in range(S):
+    copy = X * (1 + noise[s]) if policy == "multiply" else X + noise[s]
+    phase = _extracted(params.theta, copy) @ frequency[s] / SIZES["length_scale"]
+    slow[:, 0, s], slow[:, 1, s] = np.cos(phase), np.sin(phase)
+  slow = slow.reshape(len(X), -1) / np.sqrt(S - 1)
+  got = feature_map.apply(params, X)
+  np.testing.assert_allclose(got, slow, rtol=1e-10, atol=1e-13)
 
 
-def test_replicate_noise_has_its_scale():
-  x = jnp.zeros((1, 4))
-  feature_map = _jitted(urk.replicate(5000, 2, noise_scale=0.2))
-  draws = feature_map.init(KEY, x).omega["noise"]
-  np.testing.assert_allclose(np.std(draws), 0.2, rtol=0.03)
+@pytest.mark.parametrize("policy, scale", [("multiply", 0.5), ("add", 0.2)])
+def test_replicate_noise_has_its_scale(policy, scale):
+  draws = _draws(_built(policy), 50)
+  noise = np.stack([np.asarray(params.omega["noise"]) for params in draws])
+  np.testing.assert_allclose(np.std(noise), scale, rtol=0.03)
 
 
 def test_length_scale_divides_the_rows():
-  x = jnp.asarray(X)
-  unit, scaled = urk.random_fourier(5), urk.random_fourier(5, length_scale=4.0)
-  params = scaled.init(KEY, x)
+  feature_map = _built("gaussian")
+  params = feature_map.init(KEY, X)
+  unit = params.replace(theta={"log_length_scale": np.zeros(())})
   np.testing.assert_allclose(
-    scaled.apply(params, x), unit.apply(unit.init(KEY, x), x / 4.0), rtol=1e-12
+    feature_map.apply(params, X),
+    feature_map.apply(unit, X / LENGTH_SCALE),
+    rtol=1e-12,
+    atol=1e-14,
   )
-  np.testing.assert_allclose(np.exp(params.theta["log_length_scale"]), 4.0, rtol=1e-14)
+  length_scale = np.exp(params.theta["log_length_scale"])
+  np.testing.assert_allclose(length_scale, LENGTH_SCALE, rtol=1e-14)
 
 
 # ------------------------------------------------------------------------- errors
@@ -397,26 +400,40 @@ def test_impossible_maps_are_refused_by_name(build, word):
     build()
 
 
+def _program(feature_map):
+  """The map as a text that has every operation and every number in it."""
+  params = jax.eval_shape(feature_map.init, KEY, X)
+  programs = [
+    jax.make_jaxpr(feature_map.init)(KEY, X),
+    jax.make_jaxpr(feature_map.apply)(params, X),
+  ]
+  return [re.sub(r"0x[0-9a-f]+", "", f"{one} {one.consts}") for one in programs]
+
+
 @pytest.mark.parametrize(
   "name", ["deep", "replicate", "exponential", "polynomial", *urk.SPECTRA]
 )
 def test_config_builds_every_kernel(name):
+  """With fields that are not the defaults, so that none is forgotten."""
+  sizes = {"latent_size": 3, "num_hidden_layers": 2, "length_scale": 1.3}
+  replicate = {"policy": "add", "noise_scale": 0.7}
+  polynomial = {"degree": 3, "offset": 0.6}
   config = config_lib.base()
-  config.update({"kernel": name, "num_samples": 4, "hidden_size": 8})
-  feature_map = _jitted(urk.from_config(config))
+  config.update({"kernel": name, "num_samples": 4, "hidden_size": 8, **sizes})
+  config.update({"shifter_size": 7, "replicate": replicate, "polynomial": polynomial})
   direct = {
-    "deep": lambda: urk.deep(4, 8, length_scale=config.length_scale),
-    "replicate": lambda: urk.replicate(4, 8, length_scale=config.length_scale),
+    "deep": lambda: urk.deep(4, 8, shifter_size=7, **sizes),
+    "replicate": lambda: urk.replicate(4, 8, **replicate, **sizes),
     "exponential": lambda: urk.exponential(4),
-    "polynomial": lambda: urk.polynomial(4),
-  }.get(name, lambda: urk.random_fourier(4, name, config.length_scale))()
-  np.testing.assert_array_equal(
-    _features(feature_map, X), _features(_jitted(direct), X)
-  )
+    "polynomial": lambda: urk.polynomial(4, **polynomial),
+  }.get(name, lambda: urk.random_fourier(4, name, sizes["length_scale"]))()
+  assert _program(kernels.from_config(config)) == _program(direct)
+  if name != "exponential":
+    assert _program(direct) != _program(urk.exponential(4))
 
 
 def test_misspelt_kernel_is_answered_with_the_nearest():
   config = config_lib.base()
   config.kernel = "polynomal"
   with pytest.raises(InputError, match="did you mean 'polynomial'"):
-    urk.from_config(config)
+    kernels.from_config(config)

@@ -6,22 +6,19 @@ from typing import NamedTuple
 import ml_collections
 
 from fedbnr_jax.algorithms import (
-  ablations,
   central,
   exact,
   fedavg,
   fedbnr,
   fedloc,
+  local_kernels,
+  local_layers,
   pfedgp,
 )
-from fedbnr_jax.algorithms.base import (
-  Exchange,
-  FederatedAlgorithm,
-  RoundInfo,
-  ServerState,
-  Stage,
-)
-from fedbnr_jax.config import require_choice
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm
+from fedbnr_jax.federated.exchange import Exchange, Stage
+from fedbnr_jax.federated.state import RoundInfo, ServerState, State
+from fedbnr_jax.names import require_choice
 
 
 class Method(NamedTuple):
@@ -54,10 +51,10 @@ METHODS: dict[str, Method] = {
   ),
   "fedbnr-exact": Method(exact.from_config, patience=_POOLED),
   "central": Method(central.from_config, pooled=True, patience=_POOLED),
-  "local+local": Method(ablations.local_from_config),
-  "local+global": Method(ablations.local_global_from_config),
-  "avg+local": Method(ablations.average_from_config),
-  "kd+local": Method(ablations.distilled_from_config, distils=True),
+  "local+local": Method(local_kernels.local_from_config),
+  "local+global": Method(local_kernels.local_global_from_config),
+  "avg+local": Method(local_layers.average_from_config),
+  "kd+local": Method(local_layers.distilled_from_config, distils=True),
   "fedavg": Method(fedavg.from_config, random_features=False),
   "fedprox": Method(fedavg.prox_from_config, random_features=False),
   "pfedgp": Method(pfedgp.from_config, random_features=False),
@@ -68,7 +65,7 @@ METHODS: dict[str, Method] = {
 
 def method(name: str) -> Method:
   """Looks a method up by name."""
-  require_choice("config.method", name, tuple(METHODS))
+  require_choice("config.method", name, METHODS)
   return METHODS[name]
 
 
@@ -80,5 +77,6 @@ __all__ = [
   "RoundInfo",
   "ServerState",
   "Stage",
+  "State",
   "method",
 ]

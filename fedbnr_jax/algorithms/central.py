@@ -5,12 +5,12 @@ import dataclasses
 import ml_collections
 
 from fedbnr_jax.algorithms import fedbnr
-from fedbnr_jax.algorithms.base import FederatedAlgorithm
-from fedbnr_jax.federation import pooled
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm
+from fedbnr_jax.federated.federation import pooled
 
 
 def central(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
-  """Wraps a method so that it sees the pooled rows, for reference."""
+  """Lets a method see all rows as one client's, for reference."""
   return dataclasses.replace(
     algorithm,
     view=pooled,
@@ -20,7 +20,7 @@ def central(algorithm: FederatedAlgorithm) -> FederatedAlgorithm:
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
-  """Method `central`."""
+  """Builds method `central`."""
   changed = ml_collections.ConfigDict(config.to_dict())  # A copy without references.
   changed.learning_rate = config.central.learning_rate or config.learning_rate
   changed.num_local_steps = config.central.num_steps or config.num_local_steps

@@ -1,31 +1,28 @@
 """FedBNR by exact gradients: the federation takes the pooled model's own steps.
 
-The global evidence is a function of summed statistics. Told w̄ and A⁻¹, clients pull its
-gradient back through the network, each for its rows, and the sum is the gradient that
-pooling would give. A step is two trips: gradients up, new kernel down; statistics up.
+The global evidence is a function of summed statistics. Clients that know w̄ and A⁻¹ pull
+its gradient back through the network, each for its own rows, and the sum is the
+gradient that pooling would give. A step is two exchanges: one sums gradients, the next
+sums statistics under the new kernel.
 """
 
 import chex
 import ml_collections
 import optax
 
-from fedbnr_jax import urk
-from fedbnr_jax.algorithms import fedbnr, last_layer, settings
-from fedbnr_jax.algorithms.base import (
-  Exchange,
-  FederatedAlgorithm,
-  ServerState,
-  Stage,
-  as_it_is,
-)
+from fedbnr_jax.algorithms import fedbnr, kernels, last_layer, settings
 from fedbnr_jax.algorithms.proposals import follow_gradient, follow_majoriser
-from fedbnr_jax.algorithms.safeguard import first_memory, judging
-from fedbnr_jax.config import require_choice
+from fedbnr_jax.algorithms.safeguard import accept_or_return, first_descent
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.federation import Federation
-from fedbnr_jax.mapping import Placement
-from fedbnr_jax.optimizers import adam
-from fedbnr_jax.participation import Participation
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
+from fedbnr_jax.federated.exchange import Exchange, Stage
+from fedbnr_jax.federated.federation import Rows
+from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.federated.participation import Participation
+from fedbnr_jax.federated.placement import Placement
+from fedbnr_jax.federated.state import ServerState
+from fedbnr_jax.gp import urk
+from fedbnr_jax.names import require_choice
 
 NOISES = ("constant", "varying", "held-out")
 
@@ -85,39 +82,38 @@ def exact(
     feature_map,
     initial_noise_std,
     initial_prior_std,
-    placement,
     varying_noise=noise != "constant",
   )
 
-  def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
-    state = start(key, federation)
-    memory = first_memory(state, optimizer.init(state.params))
-    return placement.replicated(state.replace(memory=memory))
+  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
+    state = start(key, num_clients, rows)
+    descent = first_descent(state, optimizer.init(state.params))
+    return state.replace(optimizer=descent)
 
   def begin(state: ServerState) -> ServerState:
     if not fresh:
       return state
-    memory = state.memory.replace(optimizer=optimizer.init(state.params))
-    return state.replace(memory=memory)
+    descent = state.optimizer.replace(optimizer=optimizer.init(state.params))
+    return state.replace(optimizer=descent)
 
-  first, again, of_all = _statistics(feature_map, scales, safeguard, participation)
+  first, again, from_all = _statistics(feature_map, scales, safeguard, participation)
   stages: tuple[Stage, ...] = (
     Stage((first,), begin=begin),
     Stage((step, again), num_steps),
   )
-  asks_all = not participation.statistics_too
-  # Statistics of those who take part in the steps, then, where it differs, of all.
-  if asks_all and not participation.is_full:
-    stages = (*stages, Stage((of_all,)))
+  everybody = participation.all_send_statistics
+  # The steps follow those who take part; the posterior may be of all clients' rows.
+  if everybody and not participation.is_full:
+    stages = (*stages, Stage((from_all,)))
   if noise == "varying":
-    stages = (*stages, Stage(last_layer.learn_noise(feature_map, asks_all=asks_all)))
+    stages = (*stages, Stage(last_layer.learn_noise(feature_map, everybody=everybody)))
   return FederatedAlgorithm(
-    init=init,
+    init_server=init_server,
     stages=stages,
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
     calibrate=(
-      last_layer.held_out_noise(feature_map) if noise == "held-out" else as_it_is
+      last_layer.held_out_noise(feature_map) if noise == "held-out" else no_calibration
     ),
     participation=participation,
     placement=placement,
@@ -133,38 +129,37 @@ def _statistics(
   safeguard: bool,
   participation: Participation,
 ) -> tuple[Exchange, Exchange, Exchange]:
-  """Exchanges of statistics: before the first step, after a step, at the end."""
+  """Makes the exchanges of statistics: before a step, after each, at the end."""
   full = participation.is_full
 
-  def statistics(*, announces: bool, guarded: bool, all_too: bool = False) -> Exchange:
+  def statistics(*, guarded: bool, everybody: bool = False) -> Exchange:
     exchange = last_layer.condition(
       feature_map,
-      asks_all=all_too,
+      everybody=everybody,
       scales=scales,
       # Where σ and λ are the optimiser's, they are in the parameters already.
       feedback=scales is not last_layer.trained_scales,
-      announces=announces,
     )
     # With the same clients as in the round before, the state is as it was left.
-    return exchange._replace(server=judging(exchange, guarded=guarded, unchanged=full))
+    return accept_or_return(exchange, guarded=guarded, unchanged=full)
 
   return (
-    statistics(announces=full, guarded=False),
-    statistics(announces=False, guarded=safeguard),
-    statistics(announces=True, guarded=False, all_too=True),
+    statistics(guarded=False),
+    statistics(guarded=safeguard),
+    statistics(guarded=False, everybody=True),
   )
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
-  """Method `fedbnr-exact`; what is not as `central` has it stands in config.exact."""
-  feature_map, options = urk.from_config(config), config.exact
+  """Builds method `fedbnr-exact`; config.exact says how it departs from `central`."""
+  feature_map, options = kernels.from_config(config), config.exact
   shared = fedbnr.common_settings(config)
   learning_rate = config.central.learning_rate or config.learning_rate
   floor = config.min_noise_std
   # Steps of anything but the plain method are trials, which may be taken back.
   economical = options.optimizer != "adam" or options.local_steps > 0
   scales = last_layer.trained_scales
-  optimizer = _OPTIMIZERS[options.optimizer](learning_rate)
+  optimizer = OPTIMIZERS[options.optimizer](learning_rate)
   if options.local_steps:
     if options.optimizer != "adam":
       raise InputError(
@@ -206,4 +201,4 @@ def _lbfgs(learning_rate: float) -> optax.GradientTransformation:
   return optax.chain(optax.scale_by_lbfgs(memory_size=10), optax.scale(-1.0))
 
 
-_OPTIMIZERS = {"adam": adam, "lbfgs": _lbfgs}
+OPTIMIZERS = {"adam": adam, "lbfgs": _lbfgs}

@@ -1,27 +1,28 @@
 """FedBNR: local evidence steps, aggregation of the kernel, exact last layer."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import ml_collections
 import optax
 
-from fedbnr_jax import aggregation, urk
-from fedbnr_jax.aggregation import Aggregator
-from fedbnr_jax.algorithms import last_layer, settings
-from fedbnr_jax.algorithms.base import (
-  Exchange,
-  FederatedAlgorithm,
-  Floats,
-  ServerState,
-  Stage,
-)
-from fedbnr_jax.clients import descend, evidence_loss, keep_above, unless_finite
-from fedbnr_jax.federation import Clients, ServerSet
-from fedbnr_jax.mapping import Placement
-from fedbnr_jax.optimizers import adam
-from fedbnr_jax.participation import Participation
+from fedbnr_jax.algorithms import kernels, last_layer, settings
+from fedbnr_jax.federated import aggregation
+from fedbnr_jax.federated.aggregation import Aggregator
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm
+from fedbnr_jax.federated.exchange import Exchange, Message, Own, Report, Stage
+from fedbnr_jax.federated.federation import Rows, ServerSet
+from fedbnr_jax.federated.local_steps import descend, keep_above, loss_report
+from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.federated.participation import Participation
+from fedbnr_jax.federated.placement import Placement
+from fedbnr_jax.federated.state import ServerState
+from fedbnr_jax.gp import urk
+from fedbnr_jax.gp.kernel_model import ModelParams, evidence_loss
+
+# How the noise of `fedbnr-ev` depends on the input.
+NOISES = ("varying", "constant")
 
 
 def fedbnr(
@@ -44,7 +45,7 @@ def fedbnr(
 
   Args:
     feature_map: The unifying random kernel.
-    optimizer: Of the local steps; its state starts afresh every round.
+    optimizer: The clients' optimiser; its state starts afresh every round.
     aggregator: How the clients' kernels become one.
     num_local_steps: Full-batch steps of each client in a round.
     initial_noise_std: σ at the start, in units of the target's std.
@@ -67,19 +68,22 @@ def fedbnr(
     min_noise_std=min_noise_std,
   )
   learning = learn_kernel(
-    feature_map, optimizer, aggregator, num_local_steps, min_noise_std
+    feature_map,
+    optimizer,
+    aggregator,
+    num_local_steps=num_local_steps,
+    min_noise_std=min_noise_std,
   )
-  asks_all = not participation.statistics_too
+  everybody = participation.all_send_statistics
   conditioning = last_layer.condition(
-    feature_map, asks_all=asks_all, scales=scales, feedback=feedback
+    feature_map, everybody=everybody, scales=scales, feedback=feedback
   )
-  noise = last_layer.learn_noise(feature_map, asks_all=asks_all)
+  noise = last_layer.learn_noise(feature_map, everybody=everybody)
   return FederatedAlgorithm(
-    init=last_layer.initial_state(
+    init_server=last_layer.initial_state(
       feature_map,
       initial_noise_std,
       initial_prior_std,
-      placement,
       varying_noise=varying_noise,
     ),
     stages=(Stage((learning, conditioning, *(noise if varying_noise else ()))),),
@@ -90,61 +94,140 @@ def fedbnr(
   )
 
 
+class LearningMessage(NamedTuple):
+  """Down: where a client's local steps start, and what the aggregator needs."""
+
+  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  params: ModelParams
+  inputs: Message  # [Q, D] the server's inputs for distillation, or ().
+
+
 def learn_kernel(
   feature_map: urk.FeatureMap,
   optimizer: optax.GradientTransformation,
   aggregator: Aggregator,
+  *,
   num_local_steps: int,
   min_noise_std: float,
 ) -> Exchange:
-  """Phase 1: local steps on the evidence, and one kernel made of all."""
-  loss = evidence_loss(feature_map)
+  """Makes phase 1: local steps on the evidence, and one kernel made of all."""
+
+  def broadcast(state: ServerState, server_set: ServerSet | None) -> LearningMessage:
+    return LearningMessage(state.seed, state.params, aggregator.inputs(server_set))
 
   def client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, jax.Array]:
-    local, losses = descend(
-      lambda params: loss(params, state.omega, rows),
+    down: LearningMessage, own: Own, rows: Rows
+  ) -> tuple[Message, Own, Report]:
+    omega = urk.draw_omega(feature_map, down.seed, rows.x)
+    local, losses = local_evidence_steps(
+      feature_map,
       optimizer,
-      num_local_steps,
-      state.params,
-      partial(keep_above, min_noise_std),
+      down.params,
+      omega,
+      rows,
+      num_local_steps=num_local_steps,
+      min_noise_std=min_noise_std,
     )
-    message = aggregator.message(local, state.omega, rows, server)
-    # A divergence in the last step shows in the parameters only.
-    return message, unless_finite(local, losses[-1], rows.y.dtype)
+    message = aggregator.message(local, omega, rows, down.inputs)
+    return message, own, loss_report(losses[-1], local, rows.y.dtype)
 
-  def combine(state: ServerState, server: ServerSet | None, total: Any) -> ServerState:
-    params = aggregator.combine(state.params, state.omega, total, server)
+  def server(
+    state: ServerState, server_set: ServerSet | None, total: Message
+  ) -> ServerState:
+    params = aggregator.combine(state.params, state.omega, total, server_set)
     return state.replace(params=params)
 
-  def floats(state: ServerState, server: ServerSet | None) -> Floats:
-    # The parameters are there: phase 2 of the round before has sent them.
-    return Floats(aggregator.floats(state.params, server), 0)
+  return Exchange("kernel", broadcast, client, server)
 
-  return Exchange(client, combine, floats)
+
+def local_evidence_steps(
+  feature_map: urk.FeatureMap,
+  optimizer: optax.GradientTransformation,
+  params: ModelParams,
+  omega: Any,
+  rows: Rows,
+  *,
+  num_local_steps: int,
+  min_noise_std: float,
+) -> tuple[ModelParams, jax.Array]:
+  """Raises the evidence of a client's own rows from `params`.
+
+  Returns:
+    The parameters reached, and the loss before each step [num_local_steps].
+  """
+  return descend(
+    lambda params: evidence_loss(feature_map, params, omega, rows.x, rows.y, rows.mask),
+    optimizer,
+    num_local_steps,
+    params,
+    partial(keep_above, min_noise_std),
+  )
+
+
+# -------------------------------------------------------------------- from a config
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
-  """Method `fedbnr`."""
-  return _with(config, _mean(config))
+  """Builds method `fedbnr`."""
+  return _build(config, mean_of(config))
 
 
 def distilled_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
-  """Method `fedbnr-kd`."""
-  return _with(config, _distillation(config))
+  """Builds method `fedbnr-kd`."""
+  return _build(config, distillation_of(config))
 
 
 def evidence_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
-  """Method `fedbnr-ev`."""
-  return _with(config, _mean(config), **_evidence(config))
+  """Builds method `fedbnr-ev`."""
+  return _build(config, mean_of(config), **_evidence(config))
 
 
 def distilled_evidence_from_config(
   config: ml_collections.ConfigDict,
 ) -> FederatedAlgorithm:
-  """Method `fedbnr-kd-ev`."""
-  return _with(config, _distillation(config), **_evidence(config))
+  """Builds method `fedbnr-kd-ev`."""
+  return _build(config, distillation_of(config), **_evidence(config))
+
+
+def mean_of(config: ml_collections.ConfigDict) -> Aggregator:
+  """Builds the aggregator of `fedbnr`."""
+  return aggregation.mean(scales=config.mean.scales, by_rows=config.mean.by_rows)
+
+
+def distillation_of(config: ml_collections.ConfigDict) -> Aggregator:
+  """Builds the aggregator of `fedbnr-kd`."""
+  return aggregation.distillation(
+    kernels.from_config(config),
+    adam(config.kd.learning_rate),
+    num_steps=config.kd.num_steps,
+    alpha=config.kd.alpha,
+    min_noise_std=config.min_noise_std,
+    start=mean_of(config) if config.kd.warm_start else None,
+  )
+
+
+def learning_from_config(
+  config: ml_collections.ConfigDict, aggregator: Aggregator
+) -> Exchange:
+  """Builds phase 1 alone, for methods that share it."""
+  return learn_kernel(
+    kernels.from_config(config),
+    adam(config.learning_rate),
+    aggregator,
+    num_local_steps=config.num_local_steps,
+    min_noise_std=config.min_noise_std,
+  )
+
+
+def common_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Collects what every kernel method takes from the config."""
+  return {
+    "initial_noise_std": config.initial_noise_std,
+    "initial_prior_std": config.initial_prior_std,
+    "min_noise_std": config.min_noise_std,
+    "with_noise": config.with_noise,
+    **settings.from_config(config),
+  }
 
 
 def _evidence(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -155,40 +238,14 @@ def _evidence(config: ml_collections.ConfigDict) -> dict[str, Any]:
   }
 
 
-def _mean(config: ml_collections.ConfigDict) -> Aggregator:
-  return aggregation.mean(scales=config.mean.scales, by_rows=config.mean.by_rows)
-
-
-def _distillation(config: ml_collections.ConfigDict) -> Aggregator:
-  return aggregation.distillation(
-    urk.from_config(config),
-    adam(config.kd.learning_rate),
-    num_steps=config.kd.num_steps,
-    alpha=config.kd.alpha,
-    min_noise_std=config.min_noise_std,
-    start=_mean(config) if config.kd.warm_start else None,
-  )
-
-
-def _with(
+def _build(
   config: ml_collections.ConfigDict, aggregator: Aggregator, **scales: Any
 ) -> FederatedAlgorithm:
   return fedbnr(
-    urk.from_config(config),
+    kernels.from_config(config),
     adam(config.learning_rate),
     aggregator,
     num_local_steps=config.num_local_steps,
     **common_settings(config),
     **scales,
   )
-
-
-def common_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """What every kernel method takes from the config."""
-  return {
-    "initial_noise_std": config.initial_noise_std,
-    "initial_prior_std": config.initial_prior_std,
-    "min_noise_std": config.min_noise_std,
-    "with_noise": config.with_noise,
-    **settings.from_config(config),
-  }

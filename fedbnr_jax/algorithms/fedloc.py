@@ -16,35 +16,32 @@ import jax.numpy as jnp
 import ml_collections
 from flax import struct
 
-from fedbnr_jax import aggregation, experts, fitc
 from fedbnr_jax.algorithms import settings
-from fedbnr_jax.algorithms.base import (
-  Exchange,
-  FederatedAlgorithm,
-  Floats,
-  ServerState,
-  Stage,
-)
 from fedbnr_jax.algorithms.personal import (
+  OwnModelMessage,
   check_everybody,
   check_inducing,
-  count_clients,
-  no_floats,
+  note_models,
+  own_model_message,
   own_process,
 )
-from fedbnr_jax.clients import keep_above, num_floats, unless_finite
-from fedbnr_jax.federation import Clients, Federation, ServerSet
-from fedbnr_jax.mapping import Placement
-from fedbnr_jax.participation import Participation
+from fedbnr_jax.federated import aggregation
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm
+from fedbnr_jax.federated.exchange import Exchange, Report, Stage
+from fedbnr_jax.federated.federation import Rows, ServerSet
+from fedbnr_jax.federated.local_steps import keep_above, loss_report
+from fedbnr_jax.federated.participation import Participation
+from fedbnr_jax.federated.placement import Placement
+from fedbnr_jax.federated.state import ServerState, State
+from fedbnr_jax.gp import blr, experts, fitc
 
 
-class Personal(struct.PyTreeNode):
-  """What a client keeps; stacked [K, ...] in the state."""
+class Expert(struct.PyTreeNode):
+  """What a client keeps; none of it is ever sent."""
 
   multipliers: fitc.KernelParams  # β, like the scales.
-  inducing: jax.Array  # [I, D] some of its rows; never sent.
-  process: fitc.Sparse
-  nll: jax.Array  # [] per row, of its own rows.
+  inducing: jax.Array  # [I, D] some of its rows.
+  process: fitc.Sparse  # The Gaussian process of its own rows.
 
 
 def fedloc(
@@ -67,7 +64,7 @@ def fedloc(
   Args:
     rho: ρ of ADMM, against gradients of summed, not mean, evidence.
     proximity: L/ρ.
-    num_iterations: Of ADMM in a round.
+    num_iterations: Iterations of ADMM in a round.
     num_inducing: I, inducing inputs of each client; with no more rows than these its
       process is exact.
     rule: How predictions are fused; see experts.py.
@@ -93,96 +90,100 @@ def fedloc(
   check_everybody(participation)
   fuse = experts.fusion(rule)
 
-  def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
-    clients, count = federation.clients, federation.num_clients
-    dtype = clients.x.dtype
-    shape = clients.x.shape[2:] if ard else ()
-    lengths = jnp.full(shape, initial_length_scale, dtype)
-    params = fitc.kernel_params(lengths, 1.0, initial_noise_std, dtype)
-    keys = jax.random.split(key, count)
-    # All rows are enough: more would only repeat some.
-    num_own = min(num_inducing, clients.x.shape[1])
+  def scales_at_start(rows: Rows) -> fitc.KernelParams:
+    dtype = rows.x.dtype
+    lengths = jnp.full(rows.x.shape[1:] if ard else (), initial_length_scale, dtype)
+    return fitc.kernel_params(lengths, 1.0, initial_noise_std, dtype)
 
-    def own(key: chex.PRNGKey, rows: Clients) -> Personal:
-      inducing = fitc.choose_inducing(key, rows.x, rows.mask, num_own)
-      nobody = jnp.zeros_like(rows.mask)
-      process = fitc.fit(rows.x, rows.y, inducing, params, nobody)
-      zeros = jax.tree.map(jnp.zeros_like, params)
-      return Personal(zeros, inducing, process, jnp.zeros((), process.weights.dtype))
-
-    personal = jax.vmap(own)(keys, jax.tree.map(lambda leaf: leaf[:count], clients))
+  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
+    del key, num_clients
     zero = jnp.zeros((), jnp.int32)
-    state = ServerState((), params, (), (), zero, zero, personal=personal)
-    return placement.replicated(state)
-
-  def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    means, variances = jax.vmap(fitc.predict, in_axes=(0, None))(
-      state.personal.process, x
+    return ServerState(
+      num_rounds=zero,
+      num_clients=zero,
+      params=scales_at_start(rows),
+      client_nll=jnp.zeros((), blr.statistics_dtype()),
     )
-    scales = jax.tree.map(lambda leaf: leaf.astype(means.dtype), state.params)
+
+  def init_client(
+    key: chex.PRNGKey, number: jax.Array, num_clients: int, rows: Rows
+  ) -> Expert:
+    del num_clients
+    params = scales_at_start(rows)
+    # All rows are enough: more would only repeat some.
+    num_own = min(num_inducing, rows.x.shape[0])
+    key = jax.random.fold_in(key, number)
+    inducing = fitc.choose_inducing(key, rows.x, rows.mask, num_own)
+    nobody = jnp.zeros_like(rows.mask)
+    process = fitc.fit(rows.x, rows.y, inducing, params, nobody)
+    return Expert(jax.tree.map(jnp.zeros_like, params), inducing, process)
+
+  def predict(state: State, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    means, variances = jax.vmap(fitc.predict, in_axes=(0, None))(state.own.process, x)
+    scales = jax.tree.map(lambda leaf: leaf.astype(means.dtype), state.server.params)
     mean, variance = fuse(means, variances, scales.prior_variance)
     return mean, variance + scales.noise_variance if with_noise else variance
 
   return FederatedAlgorithm(
-    init=init,
+    init_server=init_server,
+    init_client=init_client,
     stages=(
       Stage((_iterate(rho, proximity, min_noise_std),), num_iterations),
       Stage((_own_processes(),)),
     ),
-    train_nll=lambda state: jnp.mean(state.personal.nll),
+    train_nll=lambda state: state.client_nll,
     predict=predict,
     check=partial(check_inducing, "config.fedloc.num_inducing", num_inducing),
     participation=participation,
     placement=placement,
-    scales=lambda state: (state.params.noise_std, state.params.output_std),
+    scales=_scales,
     remedy="a larger fedloc.rho",
   )
 
 
-def _evidence(params: fitc.KernelParams, rows: Clients) -> jax.Array:
-  """Negative log evidence of a client's rows: a sum, which ρ is measured against."""
-  return fitc.negative_log_marginal_likelihood(
-    rows.x, rows.y, rows.memory.inducing, params, rows.mask
-  )
+def _scales(state: State) -> tuple[jax.Array, jax.Array]:
+  return state.server.params.noise_std, state.server.params.output_std
 
 
 def _iterate(rho: float, proximity: float, min_noise_std: float) -> Exchange:
-  """One iteration of proximal ADMM."""
+  """Makes one iteration of proximal ADMM: consensus down, η + β/ρ up."""
+
+  def broadcast(state: ServerState, server_set: ServerSet | None) -> fitc.KernelParams:
+    del server_set
+    return state.params
 
   def client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, Any]:
-    del server
-    consensus, own = state.params, rows.memory
-    value, gradient = jax.value_and_grad(_evidence)(consensus, rows)
+    down: fitc.KernelParams, own: Expert, rows: Rows
+  ) -> tuple[aggregation.Weighted, Expert, Report]:
+    def evidence(params: fitc.KernelParams) -> jax.Array:
+      # The sum over rows, not the mean: ρ is measured against it.
+      return fitc.negative_log_marginal_likelihood(
+        rows.x, rows.y, own.inducing, params, rows.mask
+      )
+
+    value, gradient = jax.value_and_grad(evidence)(down)
     local, multipliers = admm_step(
-      consensus, gradient, own.multipliers, rho=rho, proximity=proximity
+      down, gradient, own.multipliers, rho=rho, proximity=proximity
     )
     message = jax.tree.map(lambda a, b: a + b / rho, local, multipliers)
     loss = value / jnp.sum(rows.mask, dtype=value.dtype)
-    told = unless_finite(message, loss, rows.y.dtype)
-    return aggregation.weighted(message, rows, by_rows=False), (
-      told,
-      own.replace(multipliers=multipliers),
-    )
+    report = loss_report(loss, message, rows.y.dtype)
+    own = own.replace(multipliers=multipliers)
+    return aggregation.weighted(message, rows, by_rows=False), own, report
 
-  def combine(
-    state: ServerState, server: ServerSet | None, total: aggregation.Weighted
+  def server(
+    state: ServerState, server_set: ServerSet | None, total: aggregation.Weighted
   ) -> ServerState:
-    del server
+    del server_set
     return state.replace(params=keep_above(min_noise_std, total.mean))
 
-  def floats(state: ServerState, server: ServerSet | None) -> Floats:
-    del server
-    return Floats(num_floats(state.params), num_floats(state.params))
-
-  return Exchange(client, combine, floats, keeps=True)
+  return Exchange("scales", broadcast, client, server)
 
 
 def admm_step(
   consensus: Any, gradient: Any, multipliers: Any, *, rho: float, proximity: float
 ) -> tuple[Any, Any]:
-  """η and the new β of one client, all pytrees like the scales."""
+  """Steps one client: returns η and the new β, trees like the scales."""
   rate = 1.0 / (rho + proximity * rho)
   local = jax.tree.map(
     lambda z, g, b: z - rate * (g + b), consensus, gradient, multipliers
@@ -194,32 +195,35 @@ def admm_step(
 
 
 def _own_processes() -> Exchange:
-  """Each client's Gaussian process under the scales agreed on."""
+  """Makes an exchange after which each client has its process under the scales.
+
+  What a prediction costs, two floats a row and client, is no part of the round.
+  """
+
+  def broadcast(state: ServerState, server_set: ServerSet | None) -> fitc.KernelParams:
+    del server_set
+    return state.params
 
   def client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, Any]:
-    del server
-    process, nll = own_process(rows.x, rows, rows.memory.inducing, state.params)
-    own = rows.memory.replace(process=process, nll=nll)
-    return jnp.ones((), jnp.int32), (None, own)
+    down: fitc.KernelParams, own: Expert, rows: Rows
+  ) -> tuple[OwnModelMessage, Expert, Report]:
+    process, nll = own_process(rows.x, rows, own.inducing, down)
+    return own_model_message(nll), own.replace(process=process), {}
 
-  # The last iteration has sent the scales. What a prediction costs, two floats a row
-  # and client, is not of the round.
-  return Exchange(client, count_clients, no_floats, asks_all=True, keeps=True)
+  return Exchange("own process", broadcast, client, note_models, everybody=True)
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
-  """Method `fedloc`: fused by the robust committee, the fair one."""
-  return _with(config, config.fedloc.rule)
+  """Builds method `fedloc`, fused by the robust committee, the fair one."""
+  return _build(config, config.fedloc.rule)
 
 
 def product_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
-  """Method `fedloc-poe`: fused by a product, probably as in the paper."""
-  return _with(config, "poe")
+  """Builds method `fedloc-poe`, fused by a product, probably as in the paper."""
+  return _build(config, "poe")
 
 
-def _with(config: ml_collections.ConfigDict, rule: str) -> FederatedAlgorithm:
+def _build(config: ml_collections.ConfigDict, rule: str) -> FederatedAlgorithm:
   options = config.fedloc
   return fedloc(
     rho=options.rho,

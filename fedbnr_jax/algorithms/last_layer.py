@@ -1,26 +1,32 @@
 """Phase 2, which kernel methods share: statistics up, σ and λ, one posterior."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import chex
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from fedbnr_jax import blr, urk
-from fedbnr_jax.algorithms.base import Exchange, Floats, ServerState
-from fedbnr_jax.clients import ModelParams, features_of, local_stats
-from fedbnr_jax.federation import Clients, Federation, ServerSet
-from fedbnr_jax.mapping import Placement
+from fedbnr_jax.federated.algorithm import InitServer, Predict
+from fedbnr_jax.federated.exchange import Exchange, Message, Own, Report
+from fedbnr_jax.federated.federation import Rows, ServerSet
+from fedbnr_jax.federated.state import ServerState, State
+from fedbnr_jax.gp import blr, urk
+from fedbnr_jax.gp.kernel_model import features_of, model_params
 
-# (state, summed statistics) -> σ, λ of the posterior.
-Scales = Callable[[ServerState, blr.SufficientStats], tuple[jax.Array, jax.Array]]
+
+class Scales(Protocol):
+  """A rule that finds σ [] and λ [] of the posterior from the summed statistics."""
+
+  def __call__(
+    self, state: ServerState, stats: blr.SufficientStats
+  ) -> tuple[jax.Array, jax.Array]: ...
 
 
 def trained_scales(
   state: ServerState, stats: blr.SufficientStats
 ) -> tuple[jax.Array, jax.Array]:
-  """σ and λ as the kernel's training has left them."""
+  """Takes σ and λ as the kernel's training has left them."""
   dtype = stats.gram.dtype
   params = state.params
   return params.noise_std.astype(dtype), params.prior_std.astype(dtype)
@@ -29,7 +35,7 @@ def trained_scales(
 def evidence_scales(
   state: ServerState, stats: blr.SufficientStats
 ) -> tuple[jax.Array, jax.Array]:
-  """σ and λ that maximise the evidence of all rows together; σ has no floor."""
+  """Maximises the evidence of all rows together over σ and λ; σ has no floor."""
   del state
   return blr.fit_evidence(stats)
 
@@ -37,7 +43,7 @@ def evidence_scales(
 def improved_scales(
   state: ServerState, stats: blr.SufficientStats
 ) -> tuple[jax.Array, jax.Array]:
-  """σ and λ of a higher evidence than the trained ones, and near them."""
+  """Finds σ and λ near the trained ones whose evidence is higher."""
   return blr.improve_evidence(stats, *trained_scales(state, stats))
 
 
@@ -45,66 +51,113 @@ def initial_state(
   feature_map: urk.FeatureMap,
   initial_noise_std: float,
   initial_prior_std: float,
-  placement: Placement,
   *,
   varying_noise: bool = False,
-) -> Callable[[chex.PRNGKey, Federation], ServerState]:
-  """`init` of a method: a random kernel and the prior."""
+) -> InitServer:
+  """Makes `init_server` of a method: a random kernel and the prior."""
 
-  def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
-    x = federation.clients.x
-    # Only shape and type of the rows matter: one seed, one kernel, whoever has what.
-    feature_params = feature_map.init(key, jnp.zeros(x.shape[1:], x.dtype))
-    params = ModelParams(
-      theta=feature_params.theta,
-      log_noise_std=jnp.log(jnp.asarray(initial_noise_std, x.dtype)),
-      log_prior_std=jnp.log(jnp.asarray(initial_prior_std, x.dtype)),
-    )
-    num_features = jax.eval_shape(feature_map.apply, feature_params, x[0]).shape[-1]
-    stats, zero = blr.empty_stats(num_features), jnp.zeros((), jnp.int32)
-    dtype = stats.gram.dtype
+  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
+    del num_clients
+    dtype = rows.x.dtype
+    start = feature_map.init(key, rows.x)
+    params = model_params(start.theta, initial_noise_std, initial_prior_std, dtype)
+    stats = blr.empty_stats(urk.num_features(feature_map, rows.x))
+    wide = stats.gram.dtype
     prior = blr.posterior(
-      stats, params.noise_std.astype(dtype), params.prior_std.astype(dtype)
+      stats, params.noise_std.astype(wide), params.prior_std.astype(wide)
     )
     if varying_noise:
       prior = prior.replace(
         noise_weights=jnp.zeros_like(stats.moment),
         noise_offset=jnp.zeros_like(stats.energy),
       )
-    state = ServerState(feature_params.omega, params, stats, prior, zero, zero)
-    return placement.replicated(state)
+    zero = jnp.zeros((), jnp.int32)
+    return ServerState(
+      num_rounds=zero,
+      num_clients=zero,
+      params=params,
+      omega=start.omega,
+      seed=jax.random.key_data(key),
+      stats=stats,
+      posterior=prior,
+    )
 
-  return init
+  return init_server
+
+
+# --------------------------------------------------------------------- statistics
+
+
+class KernelMessage(NamedTuple):
+  """Down: the kernel under which statistics are wanted."""
+
+  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  theta: Any
+
+
+class StatisticsMessage(struct.PyTreeNode):
+  """Up: what a client's rows say about the last layer; summable."""
+
+  gram: jax.Array  # [M(M + 1)/2] triangle of ΦᵀΦ.
+  moment: jax.Array  # [M] Φᵀy.
+  energy: jax.Array  # [] yᵀy.
+  count: jax.Array  # [] rows.
+  num_clients: jax.Array  # [] int32, one.
+
+
+def statistics_message(
+  feature_map: urk.FeatureMap, theta: Any, omega: Any, rows: Rows
+) -> StatisticsMessage:
+  """Sums a client's rows under a kernel."""
+  features = features_of(feature_map, theta, omega, rows.x)
+  stats = blr.sufficient_stats(features, rows.y, rows.mask)
+  return StatisticsMessage(
+    blr.pack(stats.gram),
+    stats.moment,
+    stats.energy,
+    stats.count,
+    jnp.ones((), jnp.int32),
+  )
+
+
+def statistics_of(message: StatisticsMessage) -> blr.SufficientStats:
+  """Reads the statistics in a message, or in a sum of messages."""
+  return blr.SufficientStats(
+    blr.unpack(message.gram), message.moment, message.energy, message.count
+  )
 
 
 def condition(
   feature_map: urk.FeatureMap,
   *,
-  asks_all: bool,
+  everybody: bool,
   scales: Scales = trained_scales,
   feedback: bool = False,
-  announces: bool = True,
 ) -> Exchange:
-  """Phase 2, merged: every client's statistics up, one posterior.
+  """Makes phase 2: the kernel down, statistics up, one posterior.
 
   Args:
     feature_map: The kernel.
-    asks_all: Whether those who are not in the round send statistics too.
+    everybody: Whether clients that do not train in the round send statistics too.
     scales: How σ and λ of the posterior are found.
     feedback: Whether the kernel's training goes on from these σ and λ.
-    announces: Whether clients are sent the posterior, to predict with.
   """
 
-  def client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, None]:
-    del server
-    stats = local_stats(feature_map, state.params, state.omega, rows)
-    return (stats, jnp.ones((), jnp.int32)), None
+  def broadcast(state: ServerState, server_set: ServerSet | None) -> KernelMessage:
+    del server_set
+    return KernelMessage(state.seed, state.params.theta)
 
-  def combine(state: ServerState, server: ServerSet | None, total: Any) -> ServerState:
-    del server
-    stats, num_clients = total
+  def client(
+    down: KernelMessage, own: Own, rows: Rows
+  ) -> tuple[StatisticsMessage, Own, Report]:
+    omega = urk.draw_omega(feature_map, down.seed, rows.x)
+    return statistics_message(feature_map, down.theta, omega, rows), own, {}
+
+  def server(
+    state: ServerState, server_set: ServerSet | None, total: StatisticsMessage
+  ) -> ServerState:
+    del server_set
+    stats = statistics_of(total)
     noise_std, prior_std = scales(state, stats)
     if feedback:
       dtype = state.params.log_noise_std.dtype
@@ -115,103 +168,105 @@ def condition(
         )
       )
     posterior = blr.posterior(stats, noise_std, prior_std).replace(
-      # As it was, until `learn_noise` says otherwise.
+      # Noise that varies stays as it was until `learn_noise` renews it.
       noise_weights=state.posterior.noise_weights,
       noise_offset=state.posterior.noise_offset,
     )
-    return state.replace(stats=stats, posterior=posterior, num_clients=num_clients)
+    return state.replace(
+      stats=stats, posterior=posterior, num_clients=total.num_clients
+    )
 
-  def floats(state: ServerState, server: ServerSet | None) -> Floats:
-    del server
-    statistics = num_floats(state.stats)
-    # The kernel goes down for its statistics; the next local steps start from it. ω is
-    # a seed.
-    own_scales = 0 if scales is trained_scales else 2  # Else they are in the params.
-    announced = statistics + own_scales if announces else 0
-    return Floats(statistics + 2, state.params.size + announced)
+  return Exchange("statistics", broadcast, client, server, everybody)
 
-  return Exchange(client, combine, floats, asks_all)
+
+# ------------------------------------------------------------ noise that varies
+
+
+class ResidualMessage(NamedTuple):
+  """Down: what a client needs to compute its residuals."""
+
+  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  theta: Any
+  fitted: blr.MeanAndNoise
 
 
 def learn_noise(
-  feature_map: urk.FeatureMap, *, asks_all: bool
+  feature_map: urk.FeatureMap, *, everybody: bool
 ) -> tuple[Exchange, Exchange]:
-  """Noise that varies with the input: its shape, then its scale, from sums.
+  """Makes two exchanges that learn noise which varies with the input.
 
-  To come after `condition` with the same `asks_all`: it uses the Gram matrix of that.
+  The first fits its shape and the second its scale, both from sums of residuals. They
+  follow `condition` with the same `everybody`, because they use its Gram matrix.
   """
 
-  def asking(question: Callable[..., Any]) -> Callable[..., tuple[Any, None]]:
-    """A client's side: what its residuals under the posterior say."""
+  def first_down(state: ServerState, server_set: ServerSet | None) -> ResidualMessage:
+    del server_set
+    fitted = blr.MeanAndNoise(state.posterior.mean, state.posterior.noise_std)
+    return ResidualMessage(state.seed, state.params.theta, fitted)
+
+  def second_down(state: ServerState, server_set: ServerSet | None) -> ResidualMessage:
+    del server_set
+    fitted = blr.mean_and_noise(state.posterior)
+    return ResidualMessage(state.seed, state.params.theta, fitted)
+
+  def summing(summary: Any) -> Any:
+    """Makes the client's side from a function that sums over its residuals."""
 
     def client(
-      state: ServerState, server: ServerSet | None, rows: Clients
-    ) -> tuple[Any, None]:
-      del server
-      features = features_of(feature_map, state.params, state.omega, rows.x)
-      return question(features, rows.y, state.posterior, rows.mask), None
+      down: ResidualMessage, own: Own, rows: Rows
+    ) -> tuple[Message, Own, Report]:
+      omega = urk.draw_omega(feature_map, down.seed, rows.x)
+      features = features_of(feature_map, down.theta, omega, rows.x)
+      return summary(features, rows.y, down.fitted, rows.mask), own, {}
 
     return client
 
   def set_shape(
-    state: ServerState, server: ServerSet | None, total: blr.NoiseMoments
+    state: ServerState, server_set: ServerSet | None, total: blr.NoiseMoments
   ) -> ServerState:
-    del server
+    del server_set
     return state.replace(posterior=blr.fit_noise(state.posterior, state.stats, total))
 
   def set_scale(
-    state: ServerState, server: ServerSet | None, total: jax.Array
+    state: ServerState, server_set: ServerSet | None, total: jax.Array
   ) -> ServerState:
-    del server
+    del server_set
     fitted = blr.scale_noise(state.posterior, total, state.stats.count)
     return state.replace(posterior=fitted)
 
-  def shape_floats(state: ServerState, server: ServerSet | None) -> Floats:
-    del server
-    return Floats(2 * state.stats.moment.shape[0] + 2, 0)
-
-  def scale_floats(state: ServerState, server: ServerSet | None) -> Floats:
-    del server
-    return Floats(1, state.stats.moment.shape[0] + 2)  # The scale comes back.
-
+  shape, scale = summing(blr.noise_moments), summing(blr.noise_ratio)
   return (
-    Exchange(asking(blr.noise_moments), set_shape, shape_floats, asks_all),
-    Exchange(asking(blr.noise_ratio), set_scale, scale_floats, asks_all),
+    Exchange("noise shape", first_down, shape, set_shape, everybody),
+    Exchange("noise scale", second_down, scale, set_scale, everybody),
   )
 
 
-def held_out_noise(
-  feature_map: urk.FeatureMap,
-) -> Callable[[ServerState, jax.Array, jax.Array], ServerState]:
-  """`calibrate` of a method: noise that varies, by residuals of x [N, D], y [N]."""
+def held_out_noise(feature_map: urk.FeatureMap) -> Any:
+  """Makes `calibrate` of a method: noise that varies as held-out residuals do."""
 
   def calibrate(state: ServerState, x: jax.Array, y: jax.Array) -> ServerState:
-    features = features_of(feature_map, state.params, state.omega, x)
+    features = features_of(feature_map, state.params.theta, state.omega, x)
     return state.replace(posterior=blr.held_out_noise(features, y, state.posterior))
 
   return calibrate
 
 
+# ---------------------------------------------------------------- what comes of it
+
+
 def train_nll(state: ServerState) -> jax.Array:
-  """[] global negative log evidence per row."""
+  """Computes the global negative log evidence [] per row."""
   stats = state.stats
   nll = blr.negative_log_marginal_likelihood_from_stats(stats, state.posterior)
   return nll / jnp.maximum(stats.count, 1)
 
 
-def prediction(
-  feature_map: urk.FeatureMap, *, with_noise: bool = True
-) -> Callable[[ServerState, jax.Array], tuple[jax.Array, jax.Array]]:
-  """`predict` of a method: x [N, D] -> mean [N], variance [N] of y, or of f."""
+def prediction(feature_map: urk.FeatureMap, *, with_noise: bool = True) -> Predict:
+  """Makes `predict` of a method; variances are of y, or of the function alone."""
 
-  def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    features = features_of(feature_map, state.params, state.omega, x)
-    return blr.predict(state.posterior, features, with_noise=with_noise)
+  def predict(state: State, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    server = state.server
+    features = features_of(feature_map, server.params.theta, server.omega, x)
+    return blr.predict(server.posterior, features, with_noise=with_noise)
 
   return predict
-
-
-def num_floats(stats: blr.SufficientStats) -> int:
-  """Floats of a Gram's triangle and a vector: statistics up, or a posterior down."""
-  (num_features,) = stats.moment.shape
-  return num_features * (num_features + 1) // 2 + num_features

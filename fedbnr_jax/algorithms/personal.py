@@ -1,45 +1,45 @@
-"""What methods share in which every client keeps something for itself."""
+"""What methods share in which every client has a model of its own."""
 
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbnr_jax import fitc
-from fedbnr_jax.algorithms.base import Floats, ServerState
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.federation import Clients, Federation, ServerSet
-from fedbnr_jax.participation import Participation
+from fedbnr_jax.federated.federation import Federation, Rows, ServerSet
+from fedbnr_jax.federated.participation import Participation
+from fedbnr_jax.federated.state import ServerState
+from fedbnr_jax.gp import fitc
 
 
-def copies(own: Any, num_clients: int) -> Any:
-  """The same start [K, ...] for every client."""
-  return jax.tree.map(
-    lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)), own
-  )
+class OwnModelMessage(NamedTuple):
+  """Up: that a client has its model, and how likely its rows are; summable."""
+
+  nll: jax.Array  # [] negative log evidence per row.
+  num_clients: jax.Array  # [] int32, one.
 
 
-def count_clients(
-  state: ServerState, server: ServerSet | None, total: jax.Array
+def own_model_message(nll: jax.Array) -> OwnModelMessage:
+  """Writes a client's message from its negative log evidence [] per row."""
+  return OwnModelMessage(nll, jnp.ones((), jnp.int32))
+
+
+def note_models(
+  state: ServerState, server_set: ServerSet | None, total: OwnModelMessage
 ) -> ServerState:
-  """The server's side where each client sends a one, and keeps the rest."""
-  del server
-  return state.replace(num_clients=total)
-
-
-def no_floats(state: ServerState, server: ServerSet | None) -> Floats:
-  """Of an exchange in which nothing goes over the wire that has not gone already."""
-  del state, server
-  return Floats(0, 0)
+  """Notes, as the server function, how many models there are and their mean NLL."""
+  del server_set
+  count = jnp.maximum(total.num_clients, 1).astype(total.nll.dtype)
+  return state.replace(num_clients=total.num_clients, client_nll=total.nll / count)
 
 
 def check_everybody(participation: Participation) -> None:
-  """Raises InputError for methods in which every client has a model of its own."""
-  if participation.statistics_too:
+  """Raises InputError if some clients are to be without a model."""
+  if not participation.all_send_statistics:
     raise InputError(
-      "config.statistics is 'answering', but every client has a model of its own in "
-      "this method: use 'all'."
+      "config.statistics_from is 'answering', but every client has a model of its own "
+      "in this method: use 'all'."
     )
 
 
@@ -54,8 +54,12 @@ def check_inducing(field: str, num_inducing: int, federation: Federation) -> Non
 
 
 def own_process(
-  x: jax.Array, rows: Clients, inducing: jax.Array, scales: fitc.KernelParams
+  x: jax.Array, rows: Rows, inducing: jax.Array, scales: fitc.KernelParams
 ) -> tuple[fitc.Sparse, jax.Array]:
-  """The sparse process of a client's rows, seen as x [N, E], and its NLL [] per row."""
+  """Fits the sparse process of a client's rows, whose inputs are seen as x [N, E].
+
+  Returns:
+    The process, and the negative log evidence [] per row.
+  """
   process, nll = fitc.condition(x, rows.y, inducing, scales, rows.mask)
   return process, nll / jnp.maximum(jnp.sum(rows.mask, dtype=nll.dtype), 1)

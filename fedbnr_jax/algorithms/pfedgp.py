@@ -2,13 +2,12 @@
 
 Clients train network, inducing inputs in its latent space and kernel scales together,
 on the FITC evidence of their own rows, or on the likelihood of one half of them given
-the other, and all of these are averaged. Each client's
-Gaussian process is then rebuilt from its own rows.
+the other, and all of these are averaged. Each client then rebuilds the Gaussian process
+of its own rows.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -18,28 +17,27 @@ import optax
 from flax import linen as nn
 from flax import struct
 
-from fedbnr_jax import aggregation, fitc, networks
 from fedbnr_jax.algorithms import settings
-from fedbnr_jax.algorithms.base import (
-  Exchange,
-  FederatedAlgorithm,
-  Floats,
-  ServerState,
-  Stage,
-)
 from fedbnr_jax.algorithms.personal import (
+  OwnModelMessage,
   check_everybody,
   check_inducing,
-  copies,
-  count_clients,
-  no_floats,
+  note_models,
+  own_model_message,
   own_process,
 )
-from fedbnr_jax.clients import descend, keep_above, num_floats, unless_finite
-from fedbnr_jax.federation import Clients, Federation, ServerSet
-from fedbnr_jax.mapping import Placement
-from fedbnr_jax.optimizers import adam
-from fedbnr_jax.participation import Participation
+from fedbnr_jax.federated import aggregation
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm
+from fedbnr_jax.federated.exchange import Exchange, Own, Report, Stage
+from fedbnr_jax.federated.federation import Rows, ServerSet
+from fedbnr_jax.federated.local_steps import descend, keep_above, loss_report
+from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.federated.participation import Participation
+from fedbnr_jax.federated.placement import Placement
+from fedbnr_jax.federated.state import ServerState, State
+from fedbnr_jax.gp import blr, fitc, networks
+
+OBJECTIVES = ("evidence", "predictive")
 
 
 class DeepKernel(struct.PyTreeNode):
@@ -50,11 +48,13 @@ class DeepKernel(struct.PyTreeNode):
   scales: fitc.KernelParams
 
 
-class Personal(struct.PyTreeNode):
-  """A client's Gaussian process; stacked [K, ...] in the state."""
+class KernelMessage(NamedTuple):
+  """Down: where local steps start, and what halves of the rows are drawn from."""
 
-  process: fitc.Sparse
-  nll: jax.Array  # [] per row, of its own rows.
+  params: DeepKernel
+  # For the predictive objective, otherwise ():
+  seed: Any  # [2] uint32.
+  round: Any  # [] int32, rounds that are done.
 
 
 def pfedgp(
@@ -78,7 +78,7 @@ def pfedgp(
 
   Args:
     network: Maps x [N, D] to the latent space [N, E].
-    optimizer: Of the local steps; its state starts afresh every round.
+    optimizer: The clients' optimiser; its state starts afresh every round.
     num_local_steps: Full-batch steps of each client in a round.
     num_inducing: I, inducing inputs that all clients share.
     latent_size: E.
@@ -89,7 +89,7 @@ def pfedgp(
     predictive: Whether local steps raise the likelihood of a random half of the rows,
       drawn anew each round, given the other half, as the authors' code does; otherwise
       the evidence of all rows.
-    by_rows: Weight each client by its number of rows; plain mean otherwise.
+    by_rows: Whether each client weighs as much as it has rows; plain mean otherwise.
     with_noise: Whether variances are of y, or of the function alone.
     initial_noise_std: σ at the start, in units of the target's std.
     min_noise_std: Floor of σ.
@@ -107,43 +107,52 @@ def pfedgp(
   check_everybody(participation)
   embed = partial(embedding, network, normalise=normalise)
 
-  def init(key: chex.PRNGKey, federation: Federation) -> ServerState:
-    x = federation.clients.x
+  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
+    del num_clients
+    dtype, zero = rows.x.dtype, jnp.zeros((), jnp.int32)
     key_network, key_inducing = jax.random.split(key)
-    theta = network.init(key_network, jnp.zeros(x.shape[1:], x.dtype))
+    theta = network.init(key_network, rows.x)
     # Near the latent vectors, whose norm is one.
-    inducing = jax.random.normal(key_inducing, (num_inducing, latent_size), x.dtype)
-    scales = fitc.kernel_params(1.0, 1.0, initial_noise_std, x.dtype)
-    params = DeepKernel(theta, inducing / latent_size**0.5, scales)
-    nobody = jnp.zeros((1, latent_size), x.dtype)
-    empty = fitc.fit(nobody, nobody[:, 0], params.inducing, scales, jnp.zeros(1, bool))
-    own = Personal(empty, jnp.zeros((), empty.weights.dtype))
-    zero = jnp.zeros((), jnp.int32)
-    # What halves are drawn with; an array, which checkpoints hold.
-    halves = jax.random.key_data(jax.random.fold_in(key, 1)) if predictive else ()
-    state = ServerState(halves, params, (), (), zero, zero)
-    state = state.replace(personal=copies(own, federation.num_clients))
-    return placement.replicated(state)
-
-  def predict(state: ServerState, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    latent = embed(state.params.network, x)
-    mean, variance = jax.vmap(fitc.predict, in_axes=(0, None))(
-      state.personal.process, latent
+    inducing = jax.random.normal(key_inducing, (num_inducing, latent_size), dtype)
+    scales = fitc.kernel_params(1.0, 1.0, initial_noise_std, dtype)
+    return ServerState(
+      num_rounds=zero,
+      num_clients=zero,
+      params=DeepKernel(theta, inducing / latent_size**0.5, scales),
+      seed=jax.random.key_data(jax.random.fold_in(key, 1)) if predictive else (),
+      client_nll=jnp.zeros((), blr.statistics_dtype()),
     )
+
+  def init_client(
+    key: chex.PRNGKey, number: jax.Array, num_clients: int, rows: Rows
+  ) -> fitc.Sparse:
+    del number
+    params = init_server(key, num_clients, rows).params
+    nothing = jnp.zeros((1, latent_size), rows.x.dtype)
+    nobody = jnp.zeros(1, bool)
+    return fitc.fit(nothing, nothing[:, 0], params.inducing, params.scales, nobody)
+
+  def predict(state: State, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    latent = embed(state.server.params.network, x)
+    mean, variance = jax.vmap(fitc.predict, in_axes=(0, None))(state.own, latent)
     if with_noise:
-      variance = variance + state.personal.process.params.noise_variance[:, None]
+      variance = variance + state.own.params.noise_variance[:, None]
     return mean, variance
 
-  def scales(state: ServerState) -> tuple[Any, Any]:
-    return state.params.scales.noise_std, state.params.scales.output_std
+  def scales(state: State) -> tuple[Any, Any]:
+    trained = state.server.params.scales
+    return trained.noise_std, trained.output_std
 
   floor = partial(_project, min_noise_std)
   loss = partial(_loss, embed, train_scales=train_scales, predictive=predictive)
-  learning = _learn_kernel(loss, optimizer, num_local_steps, floor, by_rows)
+  learning = _learn_kernel(
+    loss, optimizer, num_local_steps, floor, by_rows=by_rows, predictive=predictive
+  )
   return FederatedAlgorithm(
-    init=init,
+    init_server=init_server,
+    init_client=init_client,
     stages=(Stage((learning, _own_processes(embed))),),
-    train_nll=lambda state: jnp.mean(state.personal.nll),
+    train_nll=lambda state: state.client_nll,
     predict=predict,
     check=partial(check_inducing, "config.pfedgp.num_inducing", num_inducing),
     participation=participation,
@@ -157,7 +166,7 @@ def pfedgp(
 def embedding(
   network: nn.Module, theta: Any, x: jax.Array, *, normalise: bool
 ) -> jax.Array:
-  """Latent vectors [N, E] of rows x [N, D]."""
+  """Computes latent vectors [N, E] of rows x [N, D]."""
   latent: Any = network.apply(theta, x)
   if not normalise:
     return jnp.asarray(latent)
@@ -172,16 +181,16 @@ def _project(min_noise_std: float, params: DeepKernel) -> DeepKernel:
 
 def _loss(
   embed: Any,
-  state: ServerState,
-  rows: Clients,
+  down: KernelMessage,
+  rows: Rows,
   *,
   train_scales: bool,
   predictive: bool,
-) -> Callable[[DeepKernel], jax.Array]:
-  """What a client descends in this round, per row []."""
+) -> Any:
+  """Makes the function of a DeepKernel that a client descends, [] per row."""
   given = rows.mask
   if predictive:  # Drawn here, once, and not in every step.
-    key = jax.random.fold_in(jax.random.wrap_key_data(state.omega), state.num_rounds)
+    key = jax.random.fold_in(jax.random.wrap_key_data(down.seed), down.round)
     given = random_half(key, rows.mask)
 
   def loss(params: DeepKernel) -> jax.Array:
@@ -208,21 +217,21 @@ def random_half(key: chex.PRNGKey, mask: jax.Array) -> jax.Array:
 
 def _half_given_the_other(
   latent: jax.Array,
-  rows: Clients,
+  rows: Rows,
   given: jax.Array,
   inducing: jax.Array,
   scales: fitc.KernelParams,
 ) -> jax.Array:
-  """Negative log likelihood [] per row of those that are not given [N]."""
+  """Computes the negative log likelihood [] per row of those not `given` [N]."""
   process = fitc.fit(latent, rows.y, inducing, scales, given)
   mean, variance = fitc.predict(process, latent)
   variance = variance + process.params.noise_variance
   square = (rows.y.astype(mean.dtype) - mean) ** 2 / variance
   nll = 0.5 * (jnp.log(2.0 * jnp.pi * variance) + square)
-  asked = rows.mask & ~given
-  total = jnp.sum(jnp.where(asked, nll, jnp.zeros_like(nll)))
-  # A single row has nobody to be asked about.
-  count = jnp.maximum(jnp.sum(asked, dtype=nll.dtype), 1.0)
+  other = rows.mask & ~given
+  total = jnp.sum(jnp.where(other, nll, jnp.zeros_like(nll)))
+  # A single row leaves no other half.
+  count = jnp.maximum(jnp.sum(other, dtype=nll.dtype), 1.0)
   return (total / count).astype(latent.dtype)
 
 
@@ -231,50 +240,56 @@ def _learn_kernel(
   optimizer: optax.GradientTransformation,
   num_local_steps: int,
   floor: Any,
+  *,
   by_rows: bool,
+  predictive: bool,
 ) -> Exchange:
-  """Local steps, and the mean of what all have come to."""
+  """Makes an exchange: the kernel down, local steps, the mean of all kernels."""
+
+  def broadcast(state: ServerState, server_set: ServerSet | None) -> KernelMessage:
+    del server_set
+    if predictive:
+      return KernelMessage(state.params, state.seed, state.num_rounds)
+    return KernelMessage(state.params, (), ())
 
   def client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, jax.Array]:
-    del server
+    down: KernelMessage, own: Own, rows: Rows
+  ) -> tuple[aggregation.Weighted, Own, Report]:
     local, losses = descend(
-      loss(state, rows), optimizer, num_local_steps, state.params, floor
+      loss(down, rows), optimizer, num_local_steps, down.params, floor
     )
     message = aggregation.weighted(local, rows, by_rows=by_rows)
-    return message, unless_finite(local, losses[-1], rows.y.dtype)
+    return message, own, loss_report(losses[-1], local, rows.y.dtype)
 
-  def combine(
-    state: ServerState, server: ServerSet | None, total: aggregation.Weighted
+  def server(
+    state: ServerState, server_set: ServerSet | None, total: aggregation.Weighted
   ) -> ServerState:
-    del server
+    del server_set
     return state.replace(params=total.mean)
 
-  def floats(state: ServerState, server: ServerSet | None) -> Floats:
-    del server
-    return Floats(num_floats(state.params), num_floats(state.params))
-
-  return Exchange(client, combine, floats)
+  return Exchange("kernel", broadcast, client, server)
 
 
 def _own_processes(embed: Any) -> Exchange:
-  """Each client's Gaussian process, of its own rows; nothing is sent."""
+  """Makes an exchange after which each client has the process of its own rows."""
+
+  def broadcast(state: ServerState, server_set: ServerSet | None) -> DeepKernel:
+    del server_set
+    return state.params
 
   def client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, Any]:
-    del server
-    params = state.params
-    latent = embed(params.network, rows.x)
-    own = Personal(*own_process(latent, rows, params.inducing, params.scales))
-    return jnp.ones((), jnp.int32), (None, own)
+    down: DeepKernel, own: Own, rows: Rows
+  ) -> tuple[OwnModelMessage, fitc.Sparse, Report]:
+    del own
+    latent = embed(down.network, rows.x)
+    process, nll = own_process(latent, rows, down.inducing, down.scales)
+    return own_model_message(nll), process, {}
 
-  return Exchange(client, count_clients, no_floats, asks_all=True, keeps=True)
+  return Exchange("own process", broadcast, client, note_models, everybody=True)
 
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
-  """Method `pfedgp`."""
+  """Builds method `pfedgp`."""
   options = config.pfedgp
   network = networks.Extractor(
     config.hidden_size,

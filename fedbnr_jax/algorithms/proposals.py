@@ -1,29 +1,59 @@
 """How `fedbnr-exact` comes to new parameters: two exchanges to choose from.
 
-Told w̄ and A⁻¹, clients pull the gradient of the global evidence back through their
+Clients that know w̄ and A⁻¹ pull the gradient of the global evidence back through their
 network and the server steps; or they descend by themselves on a bound of it.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedbnr_jax import aggregation, blr, urk
-from fedbnr_jax.algorithms import last_layer
-from fedbnr_jax.algorithms.base import Exchange, Floats, ServerState
-from fedbnr_jax.algorithms.safeguard import Memory
-from fedbnr_jax.clients import (
-  ModelParams,
-  descend,
-  features_of,
-  keep_above,
-  unless_finite,
-)
-from fedbnr_jax.federation import Clients, ServerSet
-from fedbnr_jax.optimizers import adam
+from fedbnr_jax.algorithms.safeguard import Descent
+from fedbnr_jax.federated import aggregation
+from fedbnr_jax.federated.exchange import Exchange, Message, Own, Report
+from fedbnr_jax.federated.federation import Rows, ServerSet
+from fedbnr_jax.federated.local_steps import descend, keep_above, loss_report
+from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.federated.state import ServerState
+from fedbnr_jax.gp import blr, urk
+from fedbnr_jax.gp.kernel_model import ModelParams, features_of
+
+
+class PosteriorMessage(NamedTuple):
+  """Down: the kernel, and what of the posterior the bound of the evidence needs."""
+
+  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  theta: Any
+  fitted: blr.MeanAndNoise
+  covariance: jax.Array  # [M(M + 1)/2] triangle of A⁻¹.
+
+
+def _posterior_message(state: ServerState) -> PosteriorMessage:
+  fitted = blr.MeanAndNoise(state.posterior.mean, state.posterior.noise_std)
+  covariance = blr.pack(state.optimizer.covariance)
+  return PosteriorMessage(state.seed, state.params.theta, fitted, covariance)
+
+
+def _bound(feature_map: urk.FeatureMap, down: PosteriorMessage, rows: Rows) -> Any:
+  """Makes the function θ -> (bound [] in nats, squared residuals []) of a client."""
+  omega = urk.draw_omega(feature_map, down.seed, rows.x)
+  covariance = blr.unpack(down.covariance)
+
+  def bound(theta: Any) -> tuple[jax.Array, jax.Array]:
+    features = features_of(feature_map, theta, omega, rows.x)
+    return blr.majoriser(features, rows.y, down.fitted, covariance, rows.mask)
+
+  return bound
+
+
+class GradientMessage(NamedTuple):
+  """Up: a client's part of the gradient; summable."""
+
+  theta: Any  # Gradient of the bound in θ.
+  squares: jax.Array  # [] its squared residuals.
 
 
 def follow_gradient(
@@ -33,74 +63,82 @@ def follow_gradient(
   min_noise_std: float,
   safeguard: bool = False,
 ) -> Exchange:
-  """w̄ and A⁻¹ down, the pull-back through the network up, an optimiser's step."""
+  """Makes an exchange in which the server takes a step along the exact gradient.
+
+  Args:
+    feature_map: The kernel.
+    optimizer: The server's optimiser.
+    min_noise_std: Floor of σ.
+    safeguard: Whether a direction that went too far is stepped again, and shorter.
+  """
+
+  def broadcast(state: ServerState, server_set: ServerSet | None) -> PosteriorMessage:
+    del server_set
+    return _posterior_message(state)
 
   def client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, jax.Array]:
-    del server
-
-    def bound(theta: Any) -> tuple[jax.Array, jax.Array]:
-      params = state.params.replace(theta=theta)
-      return _majoriser(feature_map, state, params, rows)
-
-    (value, squares), gradient = jax.value_and_grad(bound, has_aux=True)(
-      state.params.theta
-    )
+    down: PosteriorMessage, own: Own, rows: Rows
+  ) -> tuple[GradientMessage, Own, Report]:
+    bound = _bound(feature_map, down, rows)
+    (value, squares), gradient = jax.value_and_grad(bound, has_aux=True)(down.theta)
     loss = value / jnp.sum(rows.mask, dtype=value.dtype)
-    return (gradient, squares), unless_finite(gradient, loss, rows.y.dtype)
+    report = loss_report(loss, gradient, rows.y.dtype)
+    return GradientMessage(gradient, squares), own, report
 
   def server(
-    state: ServerState, server_set: ServerSet | None, total: Any
+    state: ServerState, server_set: ServerSet | None, total: GradientMessage
   ) -> ServerState:
     del server_set
-    by_theta, squares = total
-    memory, params = state.memory, state.params
+    descent, params = state.optimizer, state.params
     by_scales = blr.scale_gradient(
-      state.stats, state.posterior, memory.covariance, squares
+      state.stats, state.posterior, descent.covariance, total.squares
     )
     gradient = jax.tree.map(
       lambda leaf, like: (leaf / state.stats.count.astype(leaf.dtype)).astype(
         like.dtype
       ),
-      ModelParams(by_theta, *by_scales),
+      ModelParams(total.theta, *by_scales),
       params,
     )
-    direction, optimizer_state = _direction(optimizer, gradient, memory, params)
-    step = jnp.ones_like(memory.step)
-    if safeguard:  # A direction that went too far is gone again, and shorter.
+    direction, optimizer_state = _direction(optimizer, gradient, descent, params)
+    step = jnp.ones_like(descent.step)
+    if safeguard:
       direction, optimizer_state = jax.tree.map(
-        lambda a, b: jnp.where(memory.failed, a, b),
-        (memory.direction, memory.optimizer),
+        lambda a, b: jnp.where(descent.failed, a, b),
+        (descent.direction, descent.optimizer),
         (direction, optimizer_state),
       )
-      step = memory.step
+      step = descent.step
     trial = jax.tree.map(lambda p, d: p + (step * d).astype(p.dtype), params, direction)
-    memory = memory.replace(
+    descent = descent.replace(
       optimizer=optimizer_state, kept=params, direction=direction, step=step
     )
-    return state.replace(params=keep_above(min_noise_std, trial), memory=memory)
+    return state.replace(params=keep_above(min_noise_std, trial), optimizer=descent)
 
-  def floats(state: ServerState, server_set: ServerSet | None) -> Floats:
-    del server_set
-    num_kernel = state.params.size - 2  # σ and λ are the server's.
-    return Floats(num_kernel + 1, last_layer.num_floats(state.stats))
-
-  return Exchange(client, server, floats)
+  return Exchange("gradient", broadcast, client, server)
 
 
 def _direction(
   optimizer: optax.GradientTransformation,
   gradient: ModelParams,
-  memory: Memory,
+  descent: Descent,
   params: ModelParams,
 ) -> tuple[Any, Any]:
-  """The optimiser's updates, in the parameters' types, and its new state."""
+  """Computes the optimiser's updates, in the parameters' types, and its new state."""
   # Optax raises floats to integer powers, which strict promotion refuses.
   with jax.numpy_dtype_promotion("standard"):
-    updates, new = optimizer.update(gradient, memory.optimizer, params)
+    updates, new = optimizer.update(gradient, descent.optimizer, params)
   cast = jax.tree.map(lambda a, b: a.astype(b.dtype), updates, params)
-  return cast, jax.tree.map(lambda a, b: a.astype(b.dtype), new, memory.optimizer)
+  return cast, jax.tree.map(lambda a, b: a.astype(b.dtype), new, descent.optimizer)
+
+
+class BoundMessage(NamedTuple):
+  """Down: what local steps on the bound need."""
+
+  posterior: PosteriorMessage
+  log_noise_std: jax.Array  # []
+  log_prior_std: jax.Array  # []
+  step: jax.Array  # [] by which the learning rate is multiplied.
 
 
 def follow_majoriser(
@@ -110,46 +148,45 @@ def follow_majoriser(
   num_local_steps: int,
   min_noise_std: float,
 ) -> Exchange:
-  """w̄ and A⁻¹ down, local steps on the bound, parameters up, their mean by rows."""
+  """Makes an exchange of local steps on the bound, averaged by rows.
+
+  Args:
+    feature_map: The kernel.
+    learning_rate: Adam's, for the local steps.
+    num_local_steps: Steps of each client.
+    min_noise_std: Floor of σ.
+  """
   aggregator = aggregation.mean(by_rows=True)
 
-  def client(
-    state: ServerState, server: ServerSet | None, rows: Clients
-  ) -> tuple[Any, jax.Array]:
-    count = jnp.sum(rows.mask, dtype=state.memory.value.dtype)
+  def broadcast(state: ServerState, server_set: ServerSet | None) -> BoundMessage:
+    del server_set
+    params = state.params
+    return BoundMessage(
+      _posterior_message(state),
+      params.log_noise_std,
+      params.log_prior_std,
+      state.optimizer.step,
+    )
 
-    def bound(params: ModelParams) -> jax.Array:
-      return _majoriser(feature_map, state, params, rows)[0] / count
-
+  def client(down: BoundMessage, own: Own, rows: Rows) -> tuple[Message, Own, Report]:
+    bound = _bound(feature_map, down.posterior, rows)
+    count = jnp.sum(rows.mask, dtype=down.posterior.covariance.dtype)
+    params = ModelParams(down.posterior.theta, down.log_noise_std, down.log_prior_std)
     local, losses = descend(
-      bound,
-      adam(learning_rate * state.memory.step),
+      lambda params: bound(params.theta)[0] / count,
+      adam(learning_rate * down.step),
       num_local_steps,
-      state.params,
+      params,
       partial(keep_above, min_noise_std),
     )
-    message = aggregator.message(local, state.omega, rows, server)
-    return message, unless_finite(local, losses[-1], rows.y.dtype)
+    message = aggregator.message(local, (), rows, ())
+    return message, own, loss_report(losses[-1], local, rows.y.dtype)
 
   def server(
-    state: ServerState, server_set: ServerSet | None, total: Any
+    state: ServerState, server_set: ServerSet | None, total: Message
   ) -> ServerState:
     trial = aggregator.combine(state.params, state.omega, total, server_set)
-    memory = state.memory.replace(kept=state.params)
-    return state.replace(params=trial, memory=memory)
+    descent = state.optimizer.replace(kept=state.params)
+    return state.replace(params=trial, optimizer=descent)
 
-  def floats(state: ServerState, server_set: ServerSet | None) -> Floats:
-    return Floats(
-      aggregator.floats(state.params, server_set), last_layer.num_floats(state.stats)
-    )
-
-  return Exchange(client, server, floats)
-
-
-def _majoriser(
-  feature_map: urk.FeatureMap, state: ServerState, params: ModelParams, rows: Clients
-) -> tuple[jax.Array, jax.Array]:
-  features = features_of(feature_map, params, state.omega, rows.x)
-  return blr.majoriser(
-    features, rows.y, state.posterior, state.memory.covariance, rows.mask
-  )
+  return Exchange("local steps on the bound", broadcast, client, server)

@@ -5,39 +5,39 @@ new parameters say what the evidence has become, and where it has fallen, the se
 goes back to the parameters before and tries a shorter step.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from fedbnr_jax import blr
 from fedbnr_jax.algorithms import last_layer
-from fedbnr_jax.algorithms.base import Exchange, ServerState
-from fedbnr_jax.clients import ModelParams
-from fedbnr_jax.federation import ServerSet
+from fedbnr_jax.federated.exchange import Exchange, Message, ServerFn
+from fedbnr_jax.federated.federation import ServerSet
+from fedbnr_jax.federated.state import ServerState
+from fedbnr_jax.gp import blr
+from fedbnr_jax.gp.kernel_model import ModelParams
 
-_SHRINK, _GROW = 0.25, 2.0  # Of the step, after a trial that failed or succeeded.
+_SHRINK, _GROW = 0.25, 2.0  # Factors of the step after a failure, a success.
 
 
-class Memory(struct.PyTreeNode):
-  """What the server keeps between exchanges."""
+class Descent(struct.PyTreeNode):
+  """What the server remembers of its steps; `ServerState.optimizer` of this method."""
 
   covariance: jax.Array  # [M, M] A⁻¹ under the parameters.
   optimizer: Any  # State of the optimiser.
-  # For steps that may be taken back:
-  kept: ModelParams  # The last parameters that were accepted,
-  value: jax.Array  # [] and their negative log evidence per row.
-  direction: Any  # Of the last step, like the parameters.
-  step: jax.Array  # [] part of the direction that is gone.
+  # What steps that may be taken back need:
+  kept: ModelParams  # The last parameters that were accepted.
+  value: jax.Array  # [] their negative log evidence per row.
+  direction: Any  # The direction of the last step, a tree like the parameters.
+  step: jax.Array  # [] the part of the direction that was stepped.
   failed: jax.Array  # [] bool, whether the last trial was taken back.
 
 
-def first_memory(state: ServerState, optimizer_state: Any) -> Memory:
-  """Of a server that has not stepped yet."""
-  return Memory(
-    covariance=covariance_of(state),
+def first_descent(state: ServerState, optimizer_state: Any) -> Descent:
+  """Starts the memory of a server that has not stepped yet."""
+  return Descent(
+    covariance=blr.weight_covariance(state.posterior),
     optimizer=optimizer_state,
     kept=state.params,
     value=jnp.zeros((), state.posterior.noise_std.dtype),
@@ -47,44 +47,40 @@ def first_memory(state: ServerState, optimizer_state: Any) -> Memory:
   )
 
 
-def judging(
-  exchange: Exchange, *, guarded: bool, unchanged: bool
-) -> Callable[[ServerState, ServerSet | None, Any], ServerState]:
-  """The server's side of the statistics: A⁻¹ too, and whether a trial is accepted.
+def accept_or_return(
+  statistics: Exchange, *, guarded: bool, unchanged: bool
+) -> Exchange:
+  """Lets the server compute A⁻¹ too, and accept a trial or return from it.
 
   Args:
-    exchange: The statistics.
+    statistics: The exchange that conditions on statistics, `last_layer.condition`.
     guarded: Whether a trial may be taken back.
-    unchanged: Otherwise, whether nothing has changed since the last trial was judged.
+    unchanged: Without `guarded`, whether nothing has changed since the last trial.
   """
 
   def server(
-    state: ServerState, server_set: ServerSet | None, total: Any
+    state: ServerState, server_set: ServerSet | None, total: Message
   ) -> ServerState:
-    new = exchange.server(state, server_set, total)
-    memory = state.memory
+    new = statistics.server(state, server_set, total)
+    before = state.optimizer
     value = last_layer.train_nll(new)
-    accepted = memory.replace(
-      covariance=covariance_of(new),
+    accepted = before.replace(
+      covariance=blr.weight_covariance(new.posterior),
       kept=new.params,
       value=value,
-      step=jnp.minimum(1.0, _GROW * memory.step).astype(memory.step.dtype),
+      step=jnp.minimum(1.0, _GROW * before.step).astype(before.step.dtype),
       failed=jnp.zeros((), bool),
     )
     if not guarded:
-      failed = memory.failed if unchanged else accepted.failed
-      return new.replace(memory=accepted.replace(step=memory.step, failed=failed))
-    rejected = memory.replace(step=_SHRINK * memory.step, failed=jnp.ones((), bool))
+      failed = before.failed if unchanged else accepted.failed
+      return new.replace(optimizer=accepted.replace(step=before.step, failed=failed))
+    rejected = before.replace(step=_SHRINK * before.step, failed=jnp.ones((), bool))
     # Statistics and posterior of `state` are still those of what was kept.
-    old = state.replace(params=memory.kept, memory=rejected)
-    better = value <= memory.value  # False for NaN.
+    old = state.replace(params=before.kept, optimizer=rejected)
+    better = value <= before.value  # False for NaN.
     return jax.tree.map(
-      lambda a, b: jnp.where(better, a, b), new.replace(memory=accepted), old
+      lambda a, b: jnp.where(better, a, b), new.replace(optimizer=accepted), old
     )
 
-  return server
-
-
-def covariance_of(state: ServerState) -> jax.Array:
-  """[M, M] A⁻¹, which clients are told."""
-  return blr.weight_covariance(state.posterior)
+  wrapped: ServerFn = server
+  return statistics._replace(server=wrapped)

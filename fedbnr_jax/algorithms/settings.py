@@ -1,12 +1,12 @@
-"""What every method checks before anything is traced, and takes from the config."""
+"""Settings that all methods share: their checks, and how a config gives them."""
 
 from typing import Any
 
 import ml_collections
 
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.mapping import Placement, client_mesh
-from fedbnr_jax.participation import Participation
+from fedbnr_jax.federated.participation import Participation
+from fedbnr_jax.federated.placement import Placement, client_mesh
 
 
 def check(
@@ -19,17 +19,17 @@ def check(
 
 
 def check_positive(**settings: float) -> None:
-  """Raises InputError for the first that is not."""
+  """Raises InputError for the first setting that is not positive."""
   for name, value in settings.items():
     if not value > 0:
       raise InputError(f"{name} must be positive, got {value}.")
 
 
 def from_config(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Who takes part, and where it is computed."""
+  """Reads who takes part in a round, and where it is computed."""
   return {
     "participation": Participation(
-      config.participation, config.dropout, config.statistics == "answering"
+      config.participation, config.dropout, config.statistics_from
     ),
     "placement": Placement(config.client_batch_size or None, client_mesh(config.mesh)),
   }

@@ -1,8 +1,9 @@
-"""Tables for regression: read from files, known by name, or drawn from a function.
+"""This room provides tables for regression: from files, by name, or synthetic.
 
 Follow the data in this order: `reader`, `columns` and `tables` turn any file into a
-`Dataset`; `uci` knows five public ones by name, which `archives` fetches; `synthetic`
-draws some; `preprocessing` puts a split dataset on one scale.
+`Dataset`; `uci` knows five public tables by name, which `archives` downloads;
+`synthetic` draws tables from a known function; `preprocessing` standardises a dataset
+by statistics of its training rows; `writer` writes a table to a file.
 """
 
 from fedbnr_jax.data import preprocessing, synthetic, tables, uci

@@ -1,4 +1,4 @@
-"""A file is found by name: in a folder, in zip archives in it, or fetched from afar."""
+"""Finds a file by name in a folder and its zip archives, and downloads archives."""
 
 import http.client
 import io
@@ -15,7 +15,7 @@ from fedbnr_jax.errors import InputError
 
 _TIMEOUT_SECONDS = 60.0
 _DEEPEST_NESTING = 3
-# What a damaged, encrypted or oddly compressed archive makes the reader raise.
+# zipfile raises these for a damaged, encrypted or oddly compressed archive.
 _ZIP_ERRORS = (
   zipfile.BadZipFile,
   zlib.error,
@@ -29,15 +29,15 @@ _ZIP_ERRORS = (
 def find_file(folder: Path, names: Sequence[str]) -> tuple[str, bytes] | None:
   """Looks for a file under one of its names, in any letter case.
 
-  Files that lie open are preferred over those in archives, so that a damaged archive
-  does no harm beside an unpacked one.
+  Unpacked files are preferred over those in archives, so that a damaged archive does
+  no harm beside an unpacked file.
 
   Args:
-    folder: Where to look, folders within it included.
+    folder: The folder to search, with all folders in it.
     names: The names that the file may have.
 
   Returns:
-    Where the file was found (to show to the user) and its content, or None.
+    The place where the file was found, for messages, and its content; or None.
 
   Raises:
     InputError: If a file or an archive on the way cannot be read.
@@ -55,25 +55,25 @@ def find_file(folder: Path, names: Sequence[str]) -> tuple[str, bytes] | None:
 
 
 def download(url: str, target: Path) -> None:
-  """Fetches a zip archive; `target` is either complete afterwards or untouched.
+  """Downloads a zip archive; `target` is either complete afterwards or untouched.
 
   Args:
-    url: Where the archive is.
-    target: Where to put it; its folder is made if need be.
+    url: The address of the archive.
+    target: The file to write; its folder is created if there is none.
 
   Raises:
-    InputError: If the archive cannot be fetched, read or stored, with the reason in
-      a few words, for the caller to say what to do.
+    InputError: If the archive cannot be downloaded, read or stored. The message is
+      the reason in a few words; the caller adds what to do.
   """
   temporary: Path | None = None
   try:
     target.parent.mkdir(parents=True, exist_ok=True)
     with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
       content = response.read()
-    # A login page of a network arrives as cheerfully as the archive.
+    # A network may answer with its login page instead of the archive.
     if not zipfile.is_zipfile(io.BytesIO(content)):
       raise InputError("what arrived is not a complete zip archive")
-    # Processes that fetch at the same time must not write into one another's file.
+    # Processes that download at the same time must not write into the same file.
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
     temporary = Path(name)
     with os.fdopen(handle, "wb") as file:
@@ -81,7 +81,7 @@ def download(url: str, target: Path) -> None:
     os.replace(temporary, target)
   except (OSError, http.client.HTTPException) as error:
     if isinstance(error, urllib.error.HTTPError):
-      error.close()  # It carries the connection.
+      error.close()  # The error holds the open connection.
     raise InputError(_first_line(error)) from error
   finally:
     if temporary is not None:
@@ -89,6 +89,7 @@ def download(url: str, target: Path) -> None:
 
 
 def _read(path: Path) -> bytes:
+  """Reads a file, or raises an InputError with the reason."""
   try:
     return path.read_bytes()
   except OSError as error:
@@ -98,7 +99,7 @@ def _read(path: Path) -> bytes:
 def _members(
   where: str, archive: bytes, wanted: set[str], depth: int = 0
 ) -> Iterator[tuple[str, bytes]]:
-  """Yields the wanted members of an archive and of the archives within it."""
+  """Yields place and content of the wanted files of an archive, nested ones too."""
   try:
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
       for member in opened.namelist():
@@ -116,5 +117,6 @@ def _members(
 
 
 def _first_line(error: BaseException) -> str:
+  """Returns the first line of an error's message, or its type if it has none."""
   lines = str(error).splitlines()
   return lines[0] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""One column of a raw frame becomes numbers or labels, or names its bad cell.
+"""Parses one column of a raw frame into numbers or labels, or names its bad cell.
 
-The check runs over the whole column at once; only when it fails does anything look at
-single cells, to find the one to report.
+The check runs over the whole column at once. Single cells are inspected only if it
+fails, to find the one to report.
 """
 
 import re
@@ -26,17 +26,18 @@ _LONGEST_SHOWN = 40
 def parse_column(
   frame: pd.DataFrame, name: str, kind: Kind | None = None
 ) -> np.ndarray:
-  """Gives a column as numbers or as labels.
+  """Parses a column into numbers or labels.
 
   Args:
-    frame: A raw frame.
-    name: The column.
-    kind: What the column has to be; None to tell from its cells. A column with at
-      least one number is numeric then, and every other cell of it is an error. A
-      column of truth values (not of the words True and False) counts as 0 and 1.
+    frame: A raw frame of N rows.
+    name: The name of the column.
+    kind: The kind that the column must have; None to infer it from the cells. A
+      column with at least one number is then numeric, and every other cell of it is an
+      error. A column of truth values (not of the words True and False) counts as
+      0 and 1.
 
   Returns:
-    `[N]`: finite float64 numbers, or an object array of non-empty Python strings.
+    `[N]` finite float64 numbers, or `[N]` objects, which are non-empty Python strings.
 
   Raises:
     InputError: At the first cell that does not fit, with its row and column.
@@ -66,10 +67,12 @@ def parse_column(
 
 
 def _texts(series: pd.Series) -> pa.LargeStringArray:
-  """Gives the cells as trimmed text; a missing one is empty."""
+  """Returns the cells `[N]` as trimmed text; a missing cell becomes an empty one."""
   kind = pa.large_string()
   try:
     texts = pa.array(series, kind, from_pandas=True)
+    if isinstance(texts, pa.ChunkedArray):
+      texts = texts.combine_chunks()
   except pa.ArrowException:  # Not all of them are strings.
     cells = series.to_numpy(object)
     missing = pd.isna(cells)
@@ -77,20 +80,19 @@ def _texts(series: pd.Series) -> pa.LargeStringArray:
       ["" if gone else _text(cell) for cell, gone in zip(cells, missing, strict=True)],
       kind,
     )
-  if isinstance(texts, pa.ChunkedArray):
-    texts = texts.combine_chunks()
   return pyarrow.compute.utf8_trim_whitespace(texts.fill_null(""))
 
 
 def _text(cell: object) -> str:
-  # A category is to read the same from 3 in a text file and 3.0 in a typed one.
+  """Writes a cell as text."""
+  # A category must read the same from 3 in a text file and from 3.0 in a typed one.
   if isinstance(cell, (float, np.floating)):
     return str(int(cell)) if float(cell).is_integer() else repr(float(cell))
   return str(cell)
 
 
 def _labels(frame: pd.DataFrame, name: str) -> np.ndarray:
-  """Gives the cells as non-empty strings, `[N]`."""
+  """Returns the cells `[N]` as strings, and refuses an empty one."""
   texts = _texts(frame[name])
   empty = pyarrow.compute.index(texts, pa.scalar("", texts.type)).as_py()
   if empty >= 0:
@@ -102,7 +104,7 @@ def _labels(frame: pd.DataFrame, name: str) -> np.ndarray:
 
 
 def _finite(frame: pd.DataFrame, name: str, values: np.ndarray) -> np.ndarray:
-  """Passes finite numbers on and names the first cell that is not."""
+  """Returns numbers `[N]` unchanged, and refuses the first that is not finite."""
   finite = np.isfinite(values)
   if finite.all():
     return values
@@ -121,7 +123,7 @@ def _refuse_words(
   words: list[str],
   kind: Kind | None,
 ) -> NoReturn:
-  """Raises at the first cell of a numeric column that is empty, text or not finite."""
+  """Raises at the first cell of a numeric column that is one of `words`."""
   bad = pyarrow.compute.is_in(texts, pa.array(words, texts.type))
   row = pyarrow.compute.index(bad, True).as_py()
   cell = texts[row].as_py()
@@ -133,6 +135,7 @@ def _refuse_words(
 
 
 def _refuse_dates(frame: pd.DataFrame, name: str) -> None:
+  """Raises if a column holds dates, times, periods or intervals."""
   series = frame[name]
   guess: str = series.dtype.kind
   if guess == "O" and not isinstance(series.dtype, pd.StringDtype):
@@ -145,5 +148,6 @@ def _refuse_dates(frame: pd.DataFrame, name: str) -> None:
 
 
 def _shown(cell: object) -> str:
+  """Quotes a cell for a message, shortened if it is long."""
   text = str(cell)
   return repr(text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "…")

@@ -1,13 +1,12 @@
-"""A regression table in memory: raw features, raw targets, and who owns which row.
+"""Holds a regression table in memory: raw features, raw targets, owners of the rows.
 
-Nothing here is standardised or encoded: that needs training rows, hence a split,
-and belongs to `preprocessing`.
+Nothing here is standardised or encoded. That takes statistics of training rows, hence
+a split, and is the task of `preprocessing`.
 """
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pandas as pd
@@ -19,29 +18,35 @@ _TRAIN_SHARE = 0.8
 
 
 class Split(NamedTuple):
-  """Row numbers of the three parts of a table; no row is in two of them."""
+  """The row numbers of the three parts of a table; no row is in two of them."""
 
-  train: np.ndarray  # [n] integers
-  test: np.ndarray  # [n] integers
-  validation: np.ndarray  # [n] integers
+  train: np.ndarray  # [num_train] integers
+  test: np.ndarray  # [num_test] integers
+  validation: np.ndarray  # [num_validation] integers
+
+
+class Truth(Protocol):
+  """The noiseless function that synthetic targets were drawn from."""
+
+  def __call__(self, inputs: np.ndarray, /) -> np.ndarray:
+    """Returns the function's values `[N]` at raw inputs `[N, D]`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """A table of N rows to learn a regression from.
+  """A dataset is a table of N rows to learn a regression from.
 
   Attributes:
-    name: What the table is called in messages and reports.
+    name: Name of the table in messages and reports.
     features: `[N, columns]`; float64 columns are numeric, columns of Python strings
       are categorical.
     targets: `[N]` float64, in the raw unit.
-    target_name: The column that the targets came from.
-    clients: `[N]` string labels of the owners of the rows, or None.
-    split: A predefined split, or None where one is to be drawn at random.
+    target_name: Name of the column that the targets came from.
+    clients: `[N]` string labels of the owners of the rows, or None if nobody is named.
+    split: A predefined split, or None if one is to be drawn at random.
     standardised_error: Whether errors are reported in units of the standard
       deviation of the training targets instead of the raw unit.
-    truth: For synthetic data, the noiseless function of the raw inputs,
-      `[N, D] -> [N]`.
+    truth: The noiseless function of the raw inputs, for synthetic data only.
   """
 
   name: str
@@ -51,10 +56,10 @@ class Dataset:
   clients: np.ndarray | None = None
   split: Split | None = None
   standardised_error: bool = False
-  truth: Callable[[np.ndarray], np.ndarray] | None = None
+  truth: Truth | None = None
 
   def __post_init__(self) -> None:
-    """Refuses a table that nothing can be learnt from."""
+    """Raises an InputError if nothing can be learnt from the table."""
     self._check_targets()
     self._check_features()
     if self.clients is not None and np.shape(self.clients) != self.targets.shape:
@@ -67,11 +72,11 @@ class Dataset:
 
   @property
   def num_rows(self) -> int:
-    """N, the number of rows."""
+    """The number of rows, N."""
     return len(self.targets)
 
   def digest(self) -> str:
-    """SHA-256 of all rows: tells whether two tables are the same data."""
+    """Returns a SHA-256 of columns and rows, by which two tables are compared."""
     total = hashlib.sha256()
     total.update(repr([*self.features.columns, self.target_name]).encode())
     by_row = pd.util.hash_pandas_object(self.features, index=False)
@@ -82,6 +87,7 @@ class Dataset:
     return total.hexdigest()
 
   def _check_targets(self) -> None:
+    """Raises unless the targets are finite numbers `[N]` that vary."""
     where = f"dataset {self.name!r}: column {self.target_name!r}"
     if np.ndim(self.targets) != 1 or len(self.targets) == 0:
       raise InputError(
@@ -98,6 +104,7 @@ class Dataset:
       )
 
   def _check_features(self) -> None:
+    """Raises unless there is a row of usable features for each target."""
     where = f"dataset {self.name!r}"
     if len(self.features) != len(self.targets):
       raise InputError(
@@ -122,6 +129,7 @@ class Dataset:
         )
 
   def _check_split(self, split: Split) -> None:
+    """Raises unless the parts of a split are disjoint sets of rows, none empty."""
     where = f"dataset {self.name!r}: split"
     empty = [part for part, rows in split._asdict().items() if len(rows) == 0]
     if empty:
@@ -134,14 +142,14 @@ class Dataset:
 
 
 def random_split(rng: np.random.Generator, num_rows: int) -> Split:
-  """Draws 80 % of the rows for training and halves the rest.
+  """Draws 80 % of the rows for training, and half of the rest for testing.
 
   Args:
     rng: Source of the permutation.
     num_rows: Number of rows, N.
 
   Returns:
-    Training, test and validation rows, in the order of the permutation.
+    Row numbers for training, test and validation, in the order of the permutation.
 
   Raises:
     InputError: If a part would be empty.

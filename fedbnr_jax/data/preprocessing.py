@@ -1,4 +1,4 @@
-"""Inputs and target on one scale, by statistics of the training rows alone."""
+"""Standardises inputs and target by statistics of the training rows alone."""
 
 import dataclasses
 import math
@@ -15,17 +15,17 @@ from fedbnr_jax.names import listing
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessor:
-  """Turns raw columns into D standardised inputs, and targets into z-scores.
+  """A preprocessor turns raw columns into D standardised inputs, targets into z-scores.
 
   Numeric columns come first, then an indicator (0 or 1) for each category of each
-  categorical column; every input is then standardised. Only plain Python values are
-  held, so that two preprocessors compare by `==` and survive JSON unchanged.
+  categorical column; every input is then standardised. All fields are plain Python
+  values, so that two preprocessors compare by `==` and survive JSON unchanged.
 
   Attributes:
-    numeric_columns: Numeric columns that vary over the training rows.
+    numeric_columns: Names of numeric columns that vary over the training rows.
     categories: Pairs (categorical column, its sorted training categories).
-    input_mean: `[D]` training means.
-    input_std: `[D]` training standard deviations.
+    input_mean: `[D]` means of the inputs over the training rows.
+    input_std: `[D]` standard deviations of the inputs over the training rows.
     target_name: Name of the target column.
     target_mean: Training mean of the target.
     target_std: Training standard deviation of the target.
@@ -46,7 +46,8 @@ class Preprocessor:
     """Learns the statistics from training rows.
 
     Args:
-      features: Raw features of the training rows: numeric and string columns.
+      features: `[N, columns]` raw features of the training rows, in numeric and string
+        columns.
       targets: `[N]` raw targets of the training rows.
       target_name: Name of the target, for messages.
 
@@ -54,7 +55,7 @@ class Preprocessor:
       The fitted preprocessor. Constant columns are left out with a warning.
 
     Raises:
-      InputError: If the target or every column is constant, or a value is unusable.
+      InputError: If the target or every column is constant, or a value is not finite.
     """
     numeric: list[str] = []
     categories: list[tuple[str, tuple[str, ...]]] = []
@@ -96,25 +97,25 @@ class Preprocessor:
 
   @property
   def num_inputs(self) -> int:
-    """D, the number of inputs after encoding."""
+    """The number of inputs after encoding, D."""
     return len(self.input_mean)
 
   @property
   def input_names(self) -> tuple[str, ...]:
-    """Names of the D inputs; an indicator is called `column=category`."""
+    """The names of the D inputs; an indicator is called `column=category`."""
     return tuple(_input_names(self.numeric_columns, self.categories))
 
   @property
   def categorical_columns(self) -> tuple[str, ...]:
-    """Categorical columns that vary over the training rows."""
+    """The names of categorical columns that vary over the training rows."""
     return tuple(column for column, _ in self.categories)
 
   def transform(self, features: pd.DataFrame) -> np.ndarray:
     """Encodes and standardises rows.
 
     Args:
-      features: Raw features, N rows. Further columns are ignored, and so are columns
-        that were constant in training. A category that training rows did not have
+      features: `[N, columns]` raw features. Columns that training did not have, or
+        that were constant there, are ignored. A category that no training row had
         sets none of its column's indicators, with a warning.
 
     Returns:
@@ -143,15 +144,15 @@ class Preprocessor:
     return (raw - np.array(self.input_mean)) / np.array(self.input_std)
 
   def standardise(self, targets: np.ndarray) -> np.ndarray:
-    """Takes targets `[N]` from the raw unit to z-scores `[N]`."""
+    """Converts targets `[N]` from the raw unit to z-scores `[N]`."""
     return (np.asarray(targets, np.float64) - self.target_mean) / self.target_std
 
   def unstandardise_mean(self, z: np.ndarray) -> np.ndarray:
-    """Takes predicted means `[N]` from z-scores to the raw unit `[N]`."""
+    """Converts predicted means `[N]` from z-scores to the raw unit `[N]`."""
     return np.asarray(z, np.float64) * self.target_std + self.target_mean
 
   def to_json(self) -> dict[str, Any]:
-    """Gives a record of JSON types, from which `from_json` restores every bit."""
+    """Returns a record of JSON types, from which `from_json` restores every bit."""
     record = dataclasses.asdict(self)
     record["categories"] = [[name, list(values)] for name, values in self.categories]
     for field in ("numeric_columns", "input_mean", "input_std"):
@@ -160,7 +161,11 @@ class Preprocessor:
 
   @classmethod
   def from_json(cls, record: Mapping[str, Any]) -> "Preprocessor":
-    """Restores what `to_json` wrote; a malformed record is an `InputError`."""
+    """Restores a preprocessor from the record that `to_json` returned.
+
+    Raises:
+      InputError: If the record is malformed.
+    """
     try:
       made = cls(
         numeric_columns=_strings(record["numeric_columns"]),
@@ -197,7 +202,7 @@ def _raw_inputs(
   """Stacks numeric columns and 0/1 indicators, `[N, D]`, before standardising."""
   blocks = [_numbers(features, column)[:, None] for column in numeric]
   for column, values in categories:
-    # get_indexer says -1 for a value it does not know: a row without indicator.
+    # get_indexer returns -1 for an unknown value, which leaves the row no indicator.
     labels = features[column].astype(str).to_numpy(object)
     codes = pd.Index(values, dtype=object).get_indexer(labels)
     blocks.append((codes[:, None] == np.arange(len(values))).astype(np.float64))
@@ -205,7 +210,7 @@ def _raw_inputs(
 
 
 def _numbers(features: pd.DataFrame, column: str) -> np.ndarray:
-  """Gives one numeric column, `[N]` float64, and names the row that spoils it."""
+  """Returns one numeric column `[N]` as float64, and refuses a value not finite."""
   series = features[column]
   if not pd.api.types.is_numeric_dtype(series):
     raise InputError(
@@ -225,7 +230,11 @@ def _numbers(features: pd.DataFrame, column: str) -> np.ndarray:
 def _moments(
   values: np.ndarray, names: list[str]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Gives mean and standard deviation of each column of `[N, D]`, checked."""
+  """Returns mean and standard deviation of each column of values `[N, D]`.
+
+  Raises:
+    InputError: If a column is constant, or too wide for float64 to square.
+  """
   with np.errstate(over="ignore", invalid="ignore"):
     mean, std = values.mean(axis=0), values.std(axis=0)
   for name, low, high, deviation in zip(
@@ -247,6 +256,7 @@ def _moments(
 def _input_names(
   numeric: list[str] | tuple[str, ...], categories: list | tuple
 ) -> list[str]:
+  """Returns the names of the D inputs."""
   indicators = [
     f"{column}={value}" for column, values in categories for value in values
   ]
@@ -254,12 +264,14 @@ def _input_names(
 
 
 def _strings(values: Any) -> tuple[str, ...]:
+  """Returns the values as a tuple, or raises a TypeError if one is not a string."""
   if isinstance(values, str) or not all(isinstance(value, str) for value in values):
     raise TypeError(f"{values!r} is not a list of strings")
   return tuple(values)
 
 
 def _floats(values: Any) -> tuple[float, ...]:
+  """Returns the values as floats, or raises if one is not a finite number."""
   if not all(isinstance(value, (int, float)) for value in values):
     raise TypeError(f"{values!r} is not a list of numbers")
   numbers = tuple(float(value) for value in values)

@@ -1,8 +1,8 @@
-"""A file becomes a raw frame whose every cell can be traced to its row and line.
+"""Reads a file into a raw frame whose cells can be traced to their row and line.
 
-A CSV file is read as text only: which column holds numbers is decided later, where a
-bad cell can still be shown as it stands in the file. The frame remembers the file's
-name in `attrs["source"]`, for messages.
+A CSV file is read as text only. Which columns hold numbers is decided later, in
+`columns`, where a bad cell can still be shown as it stands in the file. The frame holds
+the file's name in `attrs["source"]`, for messages.
 """
 
 import csv
@@ -24,7 +24,8 @@ from fedbnr_jax.names import listing
 
 DELIMITERS = {".csv": ",", ".txt": ",", ".data": ",", ".tsv": "\t"}
 PARQUET = (".parquet", ".pq")
-# Text has no control characters but tab, line feed, form feed, carriage return.
+# A file with one of these is binary: text has no control characters but tab, line
+# feed, form feed and carriage return.
 _CONTROL = [chr(code) for code in range(32) if chr(code) not in "\t\n\f\r"]
 
 
@@ -37,7 +38,7 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
       or, failing that, Latin-1; its first line names the columns.
 
   Returns:
-    The table: strings from text files, typed columns from Parquet.
+    The raw frame, with string columns from text files and typed ones from Parquet.
 
   Raises:
     InputError: If there is no such file or it is not a table with rows.
@@ -62,19 +63,19 @@ def read_table(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def place(frame: pd.DataFrame, position: int) -> str:
-  """Says where a row stands, for an error message.
+  """Describes where a row stands, for an error message.
 
   Args:
     frame: A raw frame, from `read_table` or from the user.
     position: Position of the row in the frame, from 0.
 
   Returns:
-    File (where known), row counted from 1, and line of the file (where it has any).
+    The row, counted from 1; also the file, if it is known, and its line, if it is text.
   """
   source = frame.attrs.get("source")
   if source is None:
     return f"row {position + 1}"
-  # The index numbers the rows of the file, even where the user took some away.
+  # The index still numbers the rows of the file after the user has dropped some.
   label = frame.index[position]
   row = (int(label) if isinstance(label, (int, np.integer)) else position) + 1
   line = _line_of_row(Path(source), row)
@@ -82,7 +83,7 @@ def place(frame: pd.DataFrame, position: int) -> str:
 
 
 def unknown_suffix(path: Path) -> InputError:
-  """What to say of a table whose name tells no known form."""
+  """Returns the error for a file whose suffix names no known format."""
   return InputError(
     f"{path} has the unknown suffix {table_suffix(path)!r}: save the table as one of "
     f"{listing([*DELIMITERS, *PARQUET])}"
@@ -90,14 +91,15 @@ def unknown_suffix(path: Path) -> InputError:
 
 
 def table_suffix(path: Path) -> str:
-  """The suffix that tells the form, lower-cased, a .gz behind it aside."""
+  """Returns the suffix that names the format, lower-cased and without .gz."""
   name = path.name.lower()
   return Path(name.removesuffix(".gz")).suffix
 
 
 def _read_parquet(path: Path) -> pd.DataFrame:
+  """Reads a Parquet file; a named index becomes a column, an unnamed one is dropped."""
   try:
-    # Without pandas' metadata an index is a column like any other.
+    # If pandas' metadata is ignored, an index is a column like any other.
     frame = pyarrow.parquet.read_table(path).to_pandas(ignore_metadata=True)
   except (pa.ArrowException, OSError) as error:
     raise InputError(
@@ -109,14 +111,15 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def _read_text(path: Path, delimiter: str) -> pd.DataFrame:
+  """Reads a delimited text file into a frame of strings."""
   text = _decode(path)
   header = _header(path, text, delimiter)
-  # A quote that is never closed would swallow all lines below it.
+  # A quote that is never closed would make one cell of all lines below it.
   if text.count('"') % 2:
     _find_bad_line(path, text, delimiter, len(header))
   # A duplicate or empty name would confuse the column types below.
   _check_names(path, header)
-  # Blank lines further down are skipped anyway, but the first is taken for names.
+  # pyarrow skips blank lines, but would take a blank first line for the header.
   content = text.lstrip("\r\n").encode()
   try:
     table = pyarrow.csv.read_csv(
@@ -132,7 +135,7 @@ def _read_text(path: Path, delimiter: str) -> pd.DataFrame:
       ),
     )
   except pa.ArrowInvalid as error:
-    # The fast reader does not count lines; the careful one does.
+    # pyarrow does not say on which line it failed; the csv module finds it.
     _find_bad_line(path, text, delimiter, len(header))
     reason = str(error).splitlines()[0]
     raise InputError(f"{path} is not a table ({reason}): correct the file") from error
@@ -140,7 +143,7 @@ def _read_text(path: Path, delimiter: str) -> pd.DataFrame:
 
 
 def _decode(path: Path) -> str:
-  """Reads the file as text, or says that it is none."""
+  """Reads a file as text, unzipped if it ends in .gz, and refuses a binary one."""
   try:
     content = path.read_bytes()
     if path.name.lower().endswith(".gz"):
@@ -164,7 +167,7 @@ def _decode(path: Path) -> str:
 def _records(
   text: str, delimiter: str, strict: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-  """Yields each record that is not blank with the line it starts on, from 1."""
+  """Yields each record that is not blank, after the line on which it starts."""
   reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=strict)
   start = 1
   for record in reader:
@@ -174,6 +177,7 @@ def _records(
 
 
 def _header(path: Path, text: str, delimiter: str) -> list[str]:
+  """Returns the column names, and refuses a file with another separator."""
   try:
     _, header = next(_records(text, delimiter))
   except (StopIteration, csv.Error) as error:
@@ -188,6 +192,7 @@ def _header(path: Path, text: str, delimiter: str) -> list[str]:
 
 
 def _check_names(path: Path, names: list[str]) -> None:
+  """Raises if a column name is empty or occurs twice."""
   seen: set[str] = set()
   for number, name in enumerate(names, start=1):
     if not name:
@@ -201,7 +206,7 @@ def _check_names(path: Path, names: list[str]) -> None:
 
 
 def _find_bad_line(path: Path, text: str, delimiter: str, width: int) -> None:
-  """Raises with the first line that has too few or too many fields, if any."""
+  """Raises at the first line that has too few or too many fields, if there is one."""
   line = 1
   try:
     for line, record in _records(text, delimiter, strict=True):
@@ -217,12 +222,15 @@ def _find_bad_line(path: Path, text: str, delimiter: str, width: int) -> None:
 
 
 def _line_of_row(path: Path, row: int) -> int | None:
-  """Finds the line on which a data row starts; blank lines make the two differ."""
+  """Finds the line on which a data row, counted from 1, starts; None if unknown.
+
+  Blank lines and line breaks inside of quotes make the two numbers differ.
+  """
   suffix = table_suffix(path)
   if suffix not in DELIMITERS:
     return None
   try:
     lines = [line for line, _ in _records(_decode(path), DELIMITERS[suffix])]
-  except (InputError, csv.Error):  # The file changed meanwhile: the row must do.
+  except (InputError, csv.Error):  # The file has changed since it was read.
     return None
   return lines[row] if row < len(lines) else None

@@ -1,26 +1,26 @@
-"""Tables drawn from a known function, so that predictions can be held against truth."""
+"""Draws tables from a known function, so that predictions can be compared with it.
 
+To add a task, write its function and add an entry to `TASKS`.
+"""
+
+import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax.data.dataset import Dataset, Split
+from fedbnr_jax.data.dataset import Dataset, Split, Truth
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import suggestion
 
-TASKS = ("two-ranges", "additive", "step")
-
-_LOW, _HIGH = -5.0, 5.0
 _FEWEST_ROWS = 10
-# Not at zero, where every ReLU bends before it is trained, and where noise that
-# multiplies the input does nothing.
+# The jump is not at zero, where every ReLU bends before it is trained, and where noise
+# that multiplies the input does nothing.
 _JUMP = 1.0
 
 
 def bumps(inputs: np.ndarray) -> np.ndarray:
-  """The truth of "two-ranges": a trend with bumps, of one input.
+  """Computes the truth of "two-ranges", a trend with bumps of one input.
 
   Args:
     inputs: `[N, 1]`, meant for the range from -5 to 5.
@@ -33,7 +33,7 @@ def bumps(inputs: np.ndarray) -> np.ndarray:
 
 
 def additive(inputs: np.ndarray) -> np.ndarray:
-  """The truth of "additive": a sum of smooth functions of four of five inputs.
+  """Computes the truth of "additive", a sum of smooth functions of four inputs.
 
   Args:
     inputs: `[N, 5]`, meant for the range from -2 to 2; the last has no effect.
@@ -46,7 +46,7 @@ def additive(inputs: np.ndarray) -> np.ndarray:
 
 
 def step(inputs: np.ndarray) -> np.ndarray:
-  """The truth of "step": one jump, of one input.
+  """Computes the truth of "step", one jump of one input.
 
   Args:
     inputs: `[N, 1]`, meant for the range from -5 to 5.
@@ -55,6 +55,32 @@ def step(inputs: np.ndarray) -> np.ndarray:
     `[N]` values: -1.5 below 1, and 1.5 from there on.
   """
   return np.where(inputs[:, 0] < _JUMP, -1.5, 1.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A task is a function, its inputs, and the way that clients divide them.
+
+  Attributes:
+    truth: The noiseless function of the D inputs.
+    columns: Names of the D inputs.
+    limit: Inputs are uniform from -limit to limit.
+    equal_widths: Whether training rows are sorted and clients own neighbouring ranges
+      of equal width of the first input. Otherwise each client owns an equal share of
+      the training rows, by quantile of the first input.
+  """
+
+  truth: Truth
+  columns: tuple[str, ...]
+  limit: float
+  equal_widths: bool
+
+
+TASKS = {
+  "two-ranges": Task(bumps, ("x",), 5.0, equal_widths=True),
+  "additive": Task(additive, ("x1", "x2", "x3", "x4", "x5"), 2.0, equal_widths=False),
+  "step": Task(step, ("x",), 5.0, equal_widths=True),
+}
 
 
 def load(
@@ -74,7 +100,7 @@ def load(
   equal share of training rows, by quantile of the first input.
 
   Args:
-    task: One of `TASKS`.
+    task: The name of one of `TASKS`.
     rng: Source of inputs and noise.
     num_rows: Number of training rows; half as many are drawn for each of test and
       validation.
@@ -82,42 +108,38 @@ def load(
     num_clients: Number of owners, labelled "client 1" and so on.
 
   Returns:
-    The table: training rows first, then test, then validation rows.
+    The dataset: training rows first, then test rows, then validation rows.
 
   Raises:
     InputError: If an argument is out of range, or a client gets no training row.
   """
   _check(task, num_rows, noise_std, num_clients)
-  truth: Callable[[np.ndarray], np.ndarray]
-  if task == "additive":
-    truth, names, low, high = additive, [f"x{i}" for i in range(1, 6)], -2.0, 2.0
-  else:
-    truth = bumps if task == "two-ranges" else step
-    names, low, high = ["x"], _LOW, _HIGH
+  chosen = TASKS[task]
   half = num_rows // 2
-  inputs = rng.uniform(low, high, size=(num_rows + 2 * half, len(names)))
-  if task == "additive":
+  size = (num_rows + 2 * half, len(chosen.columns))
+  inputs = rng.uniform(-chosen.limit, chosen.limit, size=size)
+  if chosen.equal_widths:
+    inputs[:num_rows].sort(axis=0)
+    edges = np.linspace(-chosen.limit, chosen.limit, num_clients + 1)[1:-1]
+  else:
     shares = np.arange(1, num_clients) / num_clients
     edges = np.quantile(inputs[:num_rows, 0], shares)
-  else:
-    inputs[:num_rows].sort(axis=0)
-    edges = np.linspace(low, high, num_clients + 1)[1:-1]
   owner = np.searchsorted(edges, inputs[:, 0], side="right") + 1
   _check_owners(task, owner[:num_rows], num_clients)
   rows = np.arange(len(inputs))
   return Dataset(
     name=task,
-    features=pd.DataFrame(inputs, columns=names),
-    targets=truth(inputs) + noise_std * rng.standard_normal(len(inputs)),
+    features=pd.DataFrame(inputs, columns=list(chosen.columns)),
+    targets=chosen.truth(inputs) + noise_std * rng.standard_normal(len(inputs)),
     target_name="y",
     clients=np.array([f"client {number}" for number in owner]),
     split=Split(*np.split(rows, [num_rows, num_rows + half])),
-    truth=truth,
+    truth=chosen.truth,
   )
 
 
 def _check(task: str, num_rows: int, noise_std: float, num_clients: int) -> None:
-  """Refuses arguments out of range, each with the range that is allowed."""
+  """Raises for an argument out of range, with the range that is allowed."""
   if task not in TASKS:
     raise InputError(f"no synthetic task {task!r}: {suggestion(task, TASKS)}")
   if num_rows < _FEWEST_ROWS:
@@ -136,7 +158,7 @@ def _check(task: str, num_rows: int, noise_std: float, num_clients: int) -> None
 
 
 def _check_owners(task: str, owner: np.ndarray, num_clients: int) -> None:
-  """Refuses a draw of training rows, owners `[n]`, in which a client gets none."""
+  """Raises if a client is not among the owners `[num_rows]` of the training rows."""
   absent = set(range(1, num_clients + 1)) - set(owner.tolist())
   if absent:
     raise InputError(

@@ -1,9 +1,14 @@
-"""Any table with one column to predict becomes a `Dataset`, or one clear error."""
+"""Turns any table with a column to predict into a `Dataset`, or raises one clear line.
+
+The columns of a table have roles: one is the target, one may name the client that owns
+the row, and the others are features, numeric or categorical.
+"""
 
 import os
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +21,8 @@ from fedbnr_jax.names import listing, suggestion
 
 __all__ = ["load_table", "parse_features", "read_table"]
 
-# One input a category: beyond this many a column is rather an identifier or a date.
+# Each category becomes an input. A column with more than this many is more likely an
+# identifier or a date.
 _MANY_CATEGORIES = 100
 
 
@@ -29,24 +35,25 @@ def load_table(
   categorical: Sequence[str] = (),
   name: str | None = None,
 ) -> Dataset:
-  """Takes features, target and owners out of a table.
+  """Loads features, target and owners of the rows from a table.
 
   A column with at least one number in it is numeric; one with none is categorical.
   Columns of truth values in a typed table count as the numbers 0 and 1.
 
   Args:
-    path_or_frame: A file that `read_table` understands, or a frame.
+    path_or_frame: A file that `read_table` reads, or a frame.
     target: The column to predict.
-    client: The column that says who owns the row, if any. It is not a feature.
-    features: The columns to predict from; None for all others.
-    categorical: Features to take as categories although they look numeric.
-    name: What to call the dataset; None for the name of the file, if any.
+    client: The column that names the owner of each row, if there is one. It is not a
+      feature.
+    features: The columns to predict from; None for all that have no other role.
+    categorical: Features to treat as categories although they look numeric.
+    name: Name of the dataset; None for the name of the file, or "the table".
 
   Returns:
-    The dataset, with neither split nor encoding.
+    The dataset of N rows, neither split nor encoded.
 
   Raises:
-    InputError: If a column does not exist or a cell cannot be used.
+    InputError: If a column does not exist, or a cell is empty or of the wrong kind.
   """
   if isinstance(path_or_frame, pd.DataFrame):
     frame = path_or_frame
@@ -79,18 +86,18 @@ def load_table(
 def parse_features(
   raw: pd.DataFrame, numeric: Sequence[str], categorical: Sequence[str]
 ) -> pd.DataFrame:
-  """Parses the features of rows to predict for, whose kinds training has settled.
+  """Parses the features of rows to predict, with the column kinds of the training.
 
   Args:
-    raw: A raw frame, with these columns and possibly others.
+    raw: A raw frame of N rows, with these columns and possibly others.
     numeric: Columns that must hold numbers.
-    categorical: Columns to take as categories.
+    categorical: Columns to treat as categories.
 
   Returns:
-    The named columns: float64 and strings.
+    `[N, columns]` the named columns, as float64 and as strings.
 
   Raises:
-    InputError: If columns are missing or a cell cannot be used.
+    InputError: If a column is missing, or a cell is empty or of the wrong kind.
   """
   _check_frame(raw)
   missing = [column for column in (*numeric, *categorical) if column not in raw.columns]
@@ -107,29 +114,63 @@ def parse_features(
 
 
 def parse_clients(raw: pd.DataFrame, client: str) -> np.ndarray:
-  """The owners [N] of rows, as strings."""
+  """Returns the owners `[N]` of rows, as strings."""
   return np.asarray(parse_column(raw, client, "categorical").astype(str))
 
 
 def parse_target(raw: pd.DataFrame, target: str) -> np.ndarray:
-  """The targets [N] of rows with the same columns as those of a training.
+  """Returns the targets `[N]` of rows, as float64.
 
   Raises:
-    InputError: If the column is missing or a cell cannot be used.
+    InputError: If the column is missing, or a cell is not a finite number.
   """
   source = raw.attrs.get("source", "the table")
   _check_exist(source, [str(c) for c in raw.columns], "target", [target])
   return parse_column(raw, target, "numeric")
 
 
+def array_columns(num_columns: int) -> tuple[str, ...]:
+  """The names that columns of an array get: x0, x1, ..."""
+  return tuple(f"x{index}" for index in range(num_columns))
+
+
+def array_frame(x: Any, num_columns: int | None = None) -> pd.DataFrame:
+  """A frame of an array [N, D], its columns named by `array_columns`.
+
+  Raises:
+    InputError: If it is not a table of numbers, or D is not `num_columns`.
+  """
+  try:
+    array = np.asarray(x)
+    numbers = array.astype(np.float64) if array.dtype.kind in "fiubO" else None
+  except (TypeError, ValueError):
+    numbers = None
+  if numbers is None:
+    raise InputError(
+      "x is not an array of numbers: give a frame if columns hold categories."
+    )
+  if numbers.ndim != 2:
+    raise InputError(
+      f"x has shape {numbers.shape}: give two dimensions, rows and columns, as by "
+      "x.reshape(-1, 1) for one column."
+    )
+  if num_columns not in (None, numbers.shape[1]):
+    raise InputError(
+      f"x has {numbers.shape[1]} columns, but the model was trained on {num_columns}."
+    )
+  return pd.DataFrame(numbers, columns=list(array_columns(numbers.shape[1])))
+
+
 def _frame(parsed: dict[str, np.ndarray]) -> pd.DataFrame:
-  # An explicit object type keeps strings plain whatever pandas would make of them.
+  """Joins parsed columns, each `[N]`, into a frame."""
+  # An explicit object dtype keeps pandas from converting the strings to its own type.
   return pd.DataFrame(
     {name: pd.Series(values, dtype=values.dtype) for name, values in parsed.items()}
   )
 
 
 def _check_frame(frame: pd.DataFrame) -> None:
+  """Raises if a frame has no rows, or a column name that is no string or not unique."""
   if frame.empty:
     raise InputError("the table has no rows: give at least one")
   odd = [column for column in frame.columns if not isinstance(column, str)]
@@ -143,6 +184,7 @@ def _check_frame(frame: pd.DataFrame) -> None:
 def _check_exist(
   source: str, columns: Sequence[str], role: str, wanted: Iterable[str]
 ) -> None:
+  """Raises if one of the wanted columns does not exist, and names the nearest one."""
   for column in wanted:
     if column not in columns:
       raise InputError(
@@ -154,6 +196,7 @@ def _check_exist(
 def _check_roles(
   source: str, columns: Sequence[str], target: str, client: str | None
 ) -> None:
+  """Raises unless target and client are two columns of the table."""
   if not target:
     raise InputError(
       f"{source}: no target is named: say which column to predict, one of "
@@ -175,7 +218,7 @@ def _inputs(
   client: str | None,
   features: Sequence[str] | None,
 ) -> list[str]:
-  """Settles which columns to predict from."""
+  """Returns the columns to predict from, after checking those the user named."""
   if isinstance(features, str):
     raise InputError(
       f"{source}: features is the string {features!r}: give a list of columns"
@@ -207,6 +250,7 @@ def _check_categorical(
   inputs: Sequence[str],
   categorical: Sequence[str],
 ) -> None:
+  """Raises unless every categorical column is a feature."""
   if isinstance(categorical, str):
     raise InputError(
       f"{source}: categorical is the string {categorical!r}: give a list of columns"
@@ -221,6 +265,7 @@ def _check_categorical(
 
 
 def _warn_of_identifiers(parsed: dict[str, np.ndarray]) -> None:
+  """Warns of categorical columns with so many values that they look like names."""
   for column, values in parsed.items():
     if values.dtype == object:
       count = len(pd.unique(values))

@@ -1,8 +1,9 @@
-"""Five regression tables of the UCI repository, each known by name and by digest.
+"""Loads five regression tables of the UCI repository, each checked by its digest.
 
-Files are taken as UCI distributes them (zip archives, a workbook, `?` for a missing
-value, Latin-1) or unpacked and cleaned. The digest is of the values that come out, so
-that every form of a table passes and every damaged one is refused.
+Files are read as UCI distributes them (zip archives, a workbook, `?` for a missing
+value, Latin-1) or unpacked and cleaned. The digest is taken of the parsed values, so
+that every format of a table passes and every damaged one is refused. To add a table,
+add an entry to `uci_tables.TABLES`.
 """
 
 import csv
@@ -19,13 +20,13 @@ import pandas as pd
 
 from fedbnr_jax.data import archives
 from fedbnr_jax.data.dataset import Dataset
-from fedbnr_jax.data.uci_tables import TABLES, Columns, Table
+from fedbnr_jax.data.uci_tables import TABLES, Columns, UciTable
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.files import cache_folder
 from fedbnr_jax.names import suggestion
 
 ARCHIVE_URL = "https://archive.ics.uci.edu/static/public"
 DATA_VARIABLE = "FEDBNR_DATA_DIR"
-CACHE_VARIABLE = "FEDBNR_CACHE_DIR"
 
 _MISSING = "?"
 
@@ -35,19 +36,19 @@ NAMES = tuple(TABLES)
 def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
   """Loads one of the five tables.
 
-  It is looked for in `<directory>/<name>/`, where `directory` is the argument, else
-  the environment variable FEDBNR_DATA_DIR, else a cache (FEDBNR_CACHE_DIR, by default
-  ~/.cache/fedbnr_jax), which alone is filled from the network when it lacks the table.
+  The files are expected in `<directory>/<name>/`. The directory is the argument; else
+  the environment variable FEDBNR_DATA_DIR; else a cache (FEDBNR_CACHE_DIR, by default
+  ~/.cache/fedbnr_jax). Only into the cache is a missing table downloaded.
 
   Args:
     name: One of `NAMES`.
-    directory: A folder that holds the tables.
+    directory: A folder that holds a folder for each table.
 
   Returns:
-    The table, cleaned, without split.
+    The dataset, cleaned, without a split.
 
   Raises:
-    InputError: If the table is unknown, absent or not the one that the digest is of.
+    InputError: If the table is unknown or absent, or differs from its digest.
   """
   if name not in TABLES:
     raise InputError(f"no UCI dataset {name!r}: {suggestion(name, NAMES)}")
@@ -58,9 +59,9 @@ def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
     columns.append(_parse(label, content, table))
   whole = {key: np.concatenate([part[key] for part in columns]) for key in columns[0]}
   used = {key: values for key, values in whole.items() if key not in table.unused}
-  if table.finish is not None:
+  if table.derive is not None:
     try:
-      used = table.finish(used)
+      used = table.derive(used)
     except ValueError as error:
       raise InputError(
         f"{name}: {' and '.join(where)} has an unusable date or time ({error}): delete "
@@ -86,20 +87,17 @@ def load(name: str, directory: str | os.PathLike[str] | None = None) -> Dataset:
   )
 
 
-def _url(table: Table) -> str:
+def _url(table: UciTable) -> str:
+  """Returns the address of a table's archive."""
   return f"{ARCHIVE_URL}/{table.archive}"
 
 
 def _files(
-  name: str, table: Table, directory: str | os.PathLike[str] | None
+  name: str, table: UciTable, directory: str | os.PathLike[str] | None
 ) -> list[tuple[str, bytes]]:
-  """Finds or fetches the files of a table; gives where each is and its content."""
+  """Finds or downloads the files of a table; returns place and content of each."""
   given = directory or os.environ.get(DATA_VARIABLE)
-  if given:
-    folder = Path(given) / name
-  else:
-    cache = os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fedbnr_jax"
-    folder = Path(cache) / "data" / name
+  folder = Path(given) / name if given else cache_folder() / "data" / name
   wanted = " and ".join(" or ".join(names) for names in table.files)
   found = [archives.find_file(folder, names) for names in table.files]
   if None in found and not given:
@@ -122,8 +120,8 @@ def _files(
   return files
 
 
-def _parse(where: str, content: bytes, table: Table) -> Columns:
-  """Reads one file and drops rows with missing values."""
+def _parse(where: str, content: bytes, table: UciTable) -> Columns:
+  """Parses one file into columns, and drops rows with missing values."""
   if where.lower().endswith(".xlsx"):
     numbered = _workbook_rows(where, content)
   else:
@@ -154,9 +152,9 @@ def _parse(where: str, content: bytes, table: Table) -> Columns:
 
 
 def _numbers(
-  where: str, name: str, cells: tuple[str, ...], lines: list[int], table: Table
+  where: str, name: str, cells: tuple[str, ...], lines: list[int], table: UciTable
 ) -> np.ndarray:
-  """Gives one column `[N]` as float64."""
+  """Parses the cells of one column into float64 numbers `[N]`."""
   for line, cell in zip(lines, cells, strict=True):
     if not _is_number(cell):
       raise InputError(
@@ -167,6 +165,7 @@ def _numbers(
 
 
 def _is_number(cell: str) -> bool:
+  """Tells whether a cell holds a finite number."""
   try:
     return bool(np.isfinite(float(cell)))
   except ValueError:
@@ -197,9 +196,9 @@ def _text_rows(
 
 
 def _workbook_rows(where: str, content: bytes) -> list[tuple[int, list[str]]]:
-  """Gives the numbered rows of the first sheet of a workbook."""
+  """Returns the numbered rows of the first sheet of a workbook."""
   try:
-    # openpyxl remarks on styles that it does not know; only the numbers matter here.
+    # openpyxl warns of styles that it does not know; only the numbers matter here.
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
       book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
@@ -216,10 +215,10 @@ def _workbook_rows(where: str, content: bytes) -> list[tuple[int, list[str]]]:
 
 
 def _digest(columns: Columns) -> str:
-  """Hashes a cleaned table, whatever file form it came in.
+  """Hashes the columns of a cleaned table, whatever file format they came from.
 
-  Ten significant digits are more than any cell has, and few enough to be blind to the
-  last bits, in which a workbook's numbers may differ from their decimal text.
+  Numbers are written with ten significant digits. No cell has more, and the last bits,
+  in which a workbook's numbers may differ from their decimal text, do not show.
   """
   digest = hashlib.sha256()
   for name in sorted(columns):
@@ -227,7 +226,7 @@ def _digest(columns: Columns) -> str:
     if values.dtype == object:
       cells = values.tolist()
     else:
-      # Adding zero makes the minus of a negative zero vanish.
+      # Adding zero turns a negative zero into a positive one.
       cells = [f"{value:.10g}" for value in (values + 0.0).tolist()]
     digest.update("\n".join([name, *cells, ""]).encode())
   return digest.hexdigest()

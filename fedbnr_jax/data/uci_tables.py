@@ -1,4 +1,4 @@
-"""What is known of the five UCI tables: files, columns, target, digest."""
+"""Lists what is known of the five UCI tables: files, columns, target, digest."""
 
 import dataclasses
 import datetime
@@ -6,25 +6,27 @@ from collections.abc import Callable
 
 import numpy as np
 
-Columns = dict[str, np.ndarray]  # each [N]: float64, or object holding strings
+Columns = dict[str, np.ndarray]  # Each column is [N], of float64 or of strings.
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-  """What is known of one table.
+class UciTable:
+  """The description of one table: where it is, how to parse it, what it must contain.
 
   Attributes:
-    archive: Where UCI keeps it, below the archive's address.
-    files: The files to concatenate, each under the names that it may have.
-    columns: The columns in the order of the file; its header may call them otherwise.
+    archive: Path of the archive below UCI's address.
+    files: The files to concatenate, each given by the names that it may have.
+    columns: Our names of the columns, in the order of the file, whatever its header.
     target: The column to predict.
-    digest: SHA-256 of the used columns, see `uci`.
-    num_rows: Rows without missing values.
+    digest: SHA-256 of the used columns, as `uci` computes it.
+    num_rows: Number of rows without missing values.
     unused: Columns that are neither inputs nor target.
     categorical: Columns of text.
-    delimiter: What separates the cells; None for white space.
-    standardised_error: See `Dataset`.
-    finish: What turns the columns of the file into inputs and target, if anything.
+    delimiter: The separator of the cells; None for white space.
+    standardised_error: Whether errors are reported in standard deviations of the
+      target, see `Dataset`.
+    derive: A function from the file's columns to inputs and target; None if they are
+      the same.
   """
 
   archive: str
@@ -37,11 +39,11 @@ class Table:
   categorical: tuple[str, ...] = ()
   delimiter: str | None = ","
   standardised_error: bool = False
-  finish: Callable[[Columns], Columns] | None = None
+  derive: Callable[[Columns], Columns] | None = None
 
 
 def clock(columns: Columns) -> Columns:
-  """Replaces date and time of the SML table by day of year and hours of the day."""
+  """Replaces date and time of the SML table by day of the year and hour of the day."""
   rest = dict(columns)
   hours = [time.split(":") for time in rest.pop("2:Time")]
   days = [date.split("/") for date in rest.pop("1:Date")]
@@ -56,13 +58,13 @@ def clock(columns: Columns) -> Columns:
 
 
 def in_order(columns: Columns) -> Columns:
-  """Sorts the rows: the sheets of the CCPP workbook are shuffles of one table."""
+  """Sorts the rows, because the sheets of the CCPP workbook are shuffles of one."""
   order = np.lexsort(list(columns.values())[::-1])
   return {name: values[order] for name, values in columns.items()}
 
 
 TABLES = {
-  "skillcraft": Table(
+  "skillcraft": UciTable(
     archive="272/skillcraft1+master+table+dataset.zip",
     files=(("SkillCraft1_Dataset.csv",),),
     columns=(
@@ -92,7 +94,7 @@ TABLES = {
     num_rows=3338,
     unused=("GameID",),
   ),
-  "sml": Table(
+  "sml": UciTable(
     archive="274/sml2010.zip",
     files=(("NEW-DATA-1.T15.txt",), ("NEW-DATA-2.T15.txt",)),
     columns=(
@@ -124,7 +126,7 @@ TABLES = {
     target="4:Temperature_Habitacion_Sensor",
     digest="e2cc44b2beff45676d0b9ad1c210e5eaa54aa4d1ccdeb8abbe8882025293bb67",
     num_rows=4137,
-    # The other two thermometers all but give the target away; 19 to 21 are constant.
+    # The two other thermometers nearly equal the target; 19 to 21 are constant.
     unused=(
       "3:Temperature_Comedor_Sensor",
       "19:Exterior_Entalpic_1",
@@ -134,9 +136,9 @@ TABLES = {
     ),
     categorical=("1:Date", "2:Time"),
     delimiter=None,
-    finish=clock,
+    derive=clock,
   ),
-  "parkinsons": Table(
+  "parkinsons": UciTable(
     archive="189/parkinsons+telemonitoring.zip",
     files=(("parkinsons_updrs.data",),),
     columns=(
@@ -168,7 +170,7 @@ TABLES = {
     num_rows=5875,
     unused=("motor_UPDRS",),
   ),
-  "bike": Table(
+  "bike": UciTable(
     archive="560/seoul+bike+sharing+demand.zip",
     files=(("SeoulBikeData.csv",),),
     columns=(
@@ -194,13 +196,13 @@ TABLES = {
     categorical=("Date", "Seasons", "Holiday", "Functioning Day"),
     standardised_error=True,
   ),
-  "ccpp": Table(
+  "ccpp": UciTable(
     archive="294/combined+cycle+power+plant.zip",
     files=(("Folds5x2_pp.csv", "Folds5x2_pp.xlsx"),),
     columns=("AT", "V", "AP", "RH", "PE"),
     target="PE",
     digest="8984e9252c462fde024a762da7136125566bda8b5d0c4019e2fb6a5c84ff40ea",
     num_rows=9568,
-    finish=in_order,
+    derive=in_order,
   ),
 }

@@ -1,4 +1,4 @@
-"""Writes a table in any form that `read_table` reads, whole or not at all."""
+"""Writes a table in any format that `read_table` reads, whole or not at all."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from fedbnr_jax.errors import InputError
 
 
 def write_table(frame: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-  """Writes `frame` without its index, in the form that the suffix of `path` names.
+  """Writes `frame` without its index, in the format that the suffix of `path` names.
 
   Raises:
     InputError: If the suffix is unknown or the file cannot be written.

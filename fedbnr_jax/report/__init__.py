@@ -1,1 +1,1 @@
-"""What a reader sees of a run: figures and tables made from its records."""
+"""Figures, texts and tables, made from the records of runs and sweeps."""

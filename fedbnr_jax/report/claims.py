@@ -1,4 +1,7 @@
-"""In how many cells the paper's claims about RMSE hold in our runs."""
+"""In how many cells the paper's claims about RMSE hold in our runs.
+
+A cell is a dataset and a number of clients.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -12,10 +15,10 @@ WITH_OURS = (*PAPERS, *GROUPS["beyond the paper"])
 
 
 class Claim(NamedTuple):
-  """That the best of some methods is below each of the others."""
+  """A claim that the best of FedBNR's variants has a lower RMSE than other methods."""
 
-  text: str
-  others: tuple[str, ...]
+  text: str  # How the printed table words it.
+  others: tuple[str, ...]  # Methods that must be worse, each of them.
 
 
 CLAIMS = (
@@ -26,37 +29,38 @@ CLAIMS = (
 )
 FIGURE = "at or below the paper's better figure, to its digits"
 CENTRAL = "at or below the paper's central, to its digits"
-# Name of a table of RMSE: how a column of counts is headed.
-_TABLES = {"Table 1": "chosen round", "Table 1, lowest": "lowest of all rounds"}
+# Tables of RMSE in which claims are counted, and the names of their protocols.
+TABLES = {"Table 1": "chosen round", "Table 1, lowest": "lowest of all rounds"}
 
 
 class Count(NamedTuple):
-  """Cells in which a claim holds, of those that have all the runs it needs."""
+  """In how many cells a claim holds."""
 
   holds: int
-  cells: int
+  cells: int  # Cells that have all the runs which the claim needs.
 
   def __str__(self) -> str:
     return f"{self.holds} of {self.cells}" if self.cells else "–"
 
 
 def counts(cells: pd.DataFrame) -> pd.DataFrame:
-  """How often each claim holds: with the paper's methods, and with ours too.
+  """Counts how often each claim holds, for the paper's variants alone and with ours.
 
-  It holds where a mean is lower, whether by chance or not. Every seed is another split,
-  so only cells count in which all the methods in question have the same ones.
+  A claim holds where a mean is lower, whether or not the difference is significant.
+  Every seed is a different split, so a cell counts only if all methods in question were
+  run with the same seeds.
 
   Args:
-    cells: As `paper_tables.cells` gives them.
+    cells: As returned by `paper_tables.cells`.
 
   Returns:
-    One row a claim: its text, and a `Count` for each protocol and set of methods.
+    One row per claim: its text, and a `Count` for each set of methods and protocol.
   """
   columns: dict[str, Sequence[str | Count]] = {
     "best of the methods is": [claim.text for claim in CLAIMS] + [FIGURE, CENTRAL]
   }
   for whose, methods in (("FedBNR, -KD", PAPERS), ("and ours", WITH_OURS)):
-    for table, protocol in _TABLES.items():
+    for table, protocol in TABLES.items():
       part = cells[cells.table == table].set_index("method")
       parts = [cell for _, cell in part.groupby(["dataset", "num_clients"])]
       columns[f"{whose}: {protocol}"] = [
@@ -71,6 +75,7 @@ def counts(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count(answers: Iterable[bool | None]) -> Count:
+  """Counts the true answers among those that are known."""
   known = [answer for answer in answers if answer is not None]
   return Count(sum(known), len(known))
 
@@ -78,7 +83,7 @@ def _count(answers: Iterable[bool | None]) -> Count:
 def _below(
   cell: pd.DataFrame, methods: Sequence[str], others: Sequence[str]
 ) -> bool | None:
-  """Whether the best of the methods is below each of the others; None if unknown."""
+  """Returns whether the best of `methods` is below all `others`; None if unknown."""
   runs = _runs(cell, (*methods, *others))
   if runs is None:
     return None
@@ -88,7 +93,10 @@ def _below(
 def _reaches(
   cell: pd.DataFrame, methods: Sequence[str], printed: Sequence[str]
 ) -> bool | None:
-  """Whether their best, rounded as the paper rounds, is at most what it prints."""
+  """Returns whether the best of `methods` is at most the paper's best of `printed`.
+
+  Ours is rounded to the decimals that the paper prints. None if a figure is missing.
+  """
   runs = _runs(cell, methods)
   figure = cell.paper.reindex(list(printed)).min()
   if runs is None or pd.isna(figure):
@@ -97,7 +105,7 @@ def _reaches(
 
 
 def _runs(cell: pd.DataFrame, methods: Sequence[str]) -> pd.Series | None:
-  """Means by method; None unless all have runs, of the same seeds."""
+  """Returns the means by method; None unless all have runs, with the same seeds."""
   runs = cell.reindex(list(methods))
   same = runs.seeds.nunique(dropna=False) == 1
   return runs["mean"] if same and runs.n.min() else None

@@ -1,4 +1,4 @@
-"""Figures that compare runs or settings: privacy, communication, kernels."""
+"""Figures of the studies: privacy, communication, new clients, kernels."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,14 +9,14 @@ from fedbnr_jax.report.figures import COLOURS, PathLike, new_axes, save
 
 
 def privacy(curve: pd.DataFrame, path: PathLike, *, unit: str, title: str) -> None:
-  """RMSE and ECE against ε, the spread over draws of the noise as a band.
+  """Draws RMSE and ECE against ε, with a band that holds 80 % of the draws.
 
   Args:
-    curve: One row a draw: `epsilon`, which may be infinite, `noise`, `test_rmse` and
-      `test_ece`.
+    curve: One row per draw of the noise, with columns `epsilon` (may be infinite),
+      `noise`, `test_rmse` and `test_ece`.
     path: The PNG to write.
-    unit: Of the error.
-    title: Of the figure.
+    unit: Unit of the error.
+    title: Title of the figure.
   """
   figure, axes = new_axes(1, 2, (9.0, 3.6))
   epsilons = sorted(curve.epsilon.unique())
@@ -40,12 +40,12 @@ def privacy(curve: pd.DataFrame, path: PathLike, *, unit: str, title: str) -> No
 
 
 def leakage(curve: pd.DataFrame, path: PathLike, *, num_features: int) -> None:
-  """What a scatter matrix gives away, against the rows that are summed in it.
+  """Draws an attacker's advantage against the number of rows in a Gram matrix.
 
   Args:
-    curve: `rows`, `release` and `advantage`, one row each.
+    curve: Columns `rows`, `release` (label of a line) and `advantage`.
     path: The PNG to write.
-    num_features: M, marked.
+    num_features: M; it is marked, because more rows than that hide one another.
   """
   figure, (ax,) = new_axes(1, 1, (6.4, 3.8))
   for colour, (release, rows) in zip(
@@ -71,19 +71,21 @@ def communication(
   title: str,
   goal: float | None = None,
 ) -> None:
-  """Test RMSE of the best validation round so far against floats sent by a client.
+  """Draws test RMSE at the best validation round so far against floats sent.
 
   Args:
-    runs: Of each method, `progress` of its runs.
+    runs: The runs of each method; a run has columns `floats` and `test_rmse`.
     path: The PNG to write.
-    unit: Of the error.
-    title: Of the figure.
-    goal: An error to reach, drawn as a line.
+    unit: Unit of the error.
+    title: Title of the figure.
+    goal: An error to reach; it is drawn as a line.
   """
   figure, (ax,) = new_axes(1, 1, (9.0, 4.2))
   for number, (method, frames) in enumerate(runs.items()):
     colour = COLOURS[number % len(COLOURS)]
-    style = ("-", "--", ":")[number // len(COLOURS) % 3]  # Once colours come again.
+    style = ("-", "--", ":")[
+      number // len(COLOURS) % 3
+    ]  # Tells methods of one colour apart.
     for index, frame in enumerate(frames):
       label = method if index == 0 else None
       ax.plot(frame.floats, frame.test_rmse, style, color=colour, label=label, lw=1.6)
@@ -99,10 +101,12 @@ def communication(
 
 
 def new_client(errors: pd.DataFrame, path: PathLike) -> None:
-  """Squared error that a client gets which has just come, against its rows.
+  """Draws the squared error of a new client's predictions against its rows.
+
+  A panel is a range of inputs; a band holds 80 % of the seeds.
 
   Args:
-    errors: `range`, `rows`, `method` and `mse`, one row a seed.
+    errors: One row per seed, with columns `range`, `rows`, `method` and `mse`.
     path: The PNG to write.
   """
   ranges = list(dict.fromkeys(errors["range"]))
@@ -129,17 +133,19 @@ def new_client(errors: pd.DataFrame, path: PathLike) -> None:
 def convergence(
   errors: pd.DataFrame, panels: Mapping[str, Sequence[str]], path: PathLike
 ) -> None:
-  """Error of random features against their number, the spread over seeds as a band.
+  """Draws the error of random features against S, beside the line 1/√S.
+
+  A band holds 80 % of the seeds.
 
   Args:
-    errors: `kernel`, `num_samples` and `error`, one row a seed.
-    panels: Kernels of each panel, by its title.
+    errors: One row per seed, with columns `kernel`, `num_samples` and `error`.
+    panels: Names of the kernels in each panel, by the panel's title.
     path: The PNG to write.
   """
   figure, axes = new_axes(1, len(panels), (5.0 * len(panels), 4.4), sharey=True)
   ends = np.array([errors.num_samples.min(), errors.num_samples.max()])
   for ax, (title, kernels) in zip(axes, panels.items(), strict=True):
-    # Shape repeats what colour says.
+    # Every kernel has a marker too, for print in grey.
     for colour, marker, kernel in zip(COLOURS, "os^DvPX", kernels, strict=False):
       groups = errors[errors.kernel == kernel].groupby("num_samples").error
       counts = np.array(list(groups.groups))
@@ -154,29 +160,3 @@ def convergence(
     ax.legend(frameon=False, fontsize=9, loc="lower left")
   axes[0].set_ylabel("RMS error / RMS of the kernel")
   save(figure, path)
-
-
-def progress(metrics: pd.DataFrame, score: str = "val_rmse") -> pd.DataFrame:
-  """Of each round: floats up and down so far, and test RMSE at the best one so far.
-
-  "Best" is by a validation score, so that no test error is chosen.
-
-  Returns:
-    Columns round, floats, test_rmse.
-  """
-  floats = (metrics.floats_up + metrics.floats_down).cumsum()
-  validation = metrics[score].to_numpy()
-  best = [int(np.argmin(validation[: end + 1])) for end in range(len(metrics))]
-  return pd.DataFrame(
-    {
-      "round": metrics["round"],
-      "floats": floats,
-      "test_rmse": metrics.test_rmse.to_numpy()[best],
-    }
-  )
-
-
-def first_at_most(frame: pd.DataFrame, goal: float) -> "pd.Series | None":
-  """The first row of `progress` whose error is at most the goal; None if none is."""
-  reached = frame[frame.test_rmse <= goal]
-  return None if reached.empty else reached.iloc[0]

@@ -1,7 +1,7 @@
 """The paper's tables in Markdown, LaTeX and CSV.
 
-Rows are methods and columns are numbers of clients by dataset, as in the paper; a
-method has a line of ours, and below it the paper's and the difference.
+As in the paper, rows are methods and columns are numbers of clients by dataset. A
+method has a line with our results, and below it the paper's and the difference.
 """
 
 import itertools
@@ -17,13 +17,13 @@ from fedbnr_jax import algorithms
 from fedbnr_jax.report import claims
 from fedbnr_jax.report import tables as tables_lib
 from fedbnr_jax.report.paper_tables import TABLES, Table, group, papers_places
-from fedbnr_jax.significance import MIN_PAIRS
+from fedbnr_jax.report.significance import MIN_PAIRS
 
 _MISSING = "–"
 
 
 def _patience() -> str:
-  """After how many rounds without a better score methods stop, the others last."""
+  """Says after how many rounds without a better score each method stops."""
   rounds: dict[int, list[str]] = {}
   for name, method in algorithms.METHODS.items():
     rounds.setdefault(method.patience, []).append(name)
@@ -47,7 +47,7 @@ _LEGEND = (
   "ECE of fedbnr on Bike with 100 clients is probably a misprint: its MCE and BRI are "
   "those of an ECE of about 0.37."
 )
-# What means something else in LaTeX, or has its own command there.
+# Characters that LaTeX reads as commands, or writes by a command.
 _LATEX = str.maketrans(
   {
     "&": r"\&",
@@ -74,27 +74,27 @@ _LATEX = str.maketrans(
 
 
 class _Cell(NamedTuple):
-  """The text of a cell, plain, so that each format may dress it."""
+  """The text of a cell, before a format adds its markup."""
 
   number: str
-  rest: str = ""  # Mark, SEM, number of seeds.
-  best: bool = False
+  rest: str = ""  # Mark, standard error and number of seeds.
+  best: bool = False  # Whether the number is in bold.
 
 
 class _Line(NamedTuple):
   """A line of a table."""
 
-  method: str
-  whose: str
+  method: str  # Empty below the first line of a method.
+  whose: str  # "ours", "paper" or "difference".
   cells: list[_Cell]
 
 
 def markdown(cells: pd.DataFrame, tables: Sequence[Table] = TABLES) -> str:
-  """The tables and claims in Markdown, aligned so that they can be read as they are.
+  """Formats tables and claims as Markdown, with aligned columns.
 
   Args:
-    cells: As `paper_tables.cells` gives them.
-    tables: Which to write.
+    cells: As returned by `paper_tables.cells`.
+    tables: The tables to format.
   """
   parts = [_LEGEND]
   for table in tables:
@@ -121,11 +121,11 @@ def markdown(cells: pd.DataFrame, tables: Sequence[Table] = TABLES) -> str:
 
 
 def latex(cells: pd.DataFrame, tables: Sequence[Table] = TABLES) -> str:
-  """The tables in LaTeX, each as wide as the text, but for those without a cell.
+  """Formats tables as LaTeX, each as wide as the text; empty ones are left out.
 
   Args:
-    cells: As `paper_tables.cells` gives them.
-    tables: Which to write.
+    cells: As returned by `paper_tables.cells`.
+    tables: The tables to format.
   """
   parts = [f"% Needs \\usepackage{{booktabs, graphicx}}.\n% {_LEGEND}"]
   for table in tables:
@@ -147,12 +147,12 @@ def latex(cells: pd.DataFrame, tables: Sequence[Table] = TABLES) -> str:
 
 
 def csv(cells: pd.DataFrame, path: str | os.PathLike[str]) -> None:
-  """Writes the cells as they are, unrounded, one a row."""
+  """Writes the unrounded cells, one per row."""
   cells.to_csv(path, index=False)
 
 
 def write(cells: pd.DataFrame, folder: str | os.PathLike[str]) -> None:
-  """Writes `tables.md`, `tables.tex` and `tables.csv` into a folder that is there."""
+  """Writes `tables.md`, `tables.tex` and `tables.csv` into an existing folder."""
   folder = pathlib.Path(folder)
   (folder / "tables.md").write_text(markdown(cells), encoding="utf-8")
   (folder / "tables.tex").write_text(latex(cells), encoding="utf-8")
@@ -160,18 +160,19 @@ def write(cells: pd.DataFrame, folder: str | os.PathLike[str]) -> None:
 
 
 def _columns(part: pd.DataFrame) -> list[tuple[str, int]]:
-  """Datasets and numbers of clients, in order."""
+  """Lists (dataset, num_clients) in the order of the cells."""
   pairs = part[["dataset", "num_clients"]].drop_duplicates()
   return list(pairs.itertuples(index=False, name=None))
 
 
 def _usual_n(part: pd.DataFrame) -> int:
-  """Of how many seeds most cells are; 0 if none has any."""
+  """Returns the number of seeds that most cells have; 0 if there are no runs."""
   counts = part.n[part.n > 0]
   return 0 if counts.empty else int(counts.mode().iloc[-1])
 
 
 def _caption(part: pd.DataFrame, table: Table) -> str:
+  """Explains the number of seeds and the marks of one table."""
   usual = _usual_n(part)
   if not usual:
     return "No runs."
@@ -186,7 +187,7 @@ def _caption(part: pd.DataFrame, table: Table) -> str:
 
 
 def _lines(part: pd.DataFrame, table: Table) -> list[_Line]:
-  """The lines of a table: of each method ours, then what the paper lets compare."""
+  """Makes the lines of a table; the paper's are left out where it has none."""
   usual = _usual_n(part)
   lines = []
   for method, row in part.groupby("method", sort=False):
@@ -201,13 +202,14 @@ def _lines(part: pd.DataFrame, table: Table) -> list[_Line]:
 
 
 def _ours(cell: Any, table: Table, usual: int) -> _Cell:
+  """Formats our result; the number of seeds is shown where it is not the usual one."""
   sem = _sem(cell.sem, table.places) if table.with_sem else ""
   seeds = "" if cell.n in (0, usual) else f" (n={cell.n})"
   return _Cell(_number(cell.mean, table.places), cell.mark + sem + seeds, cell.best)
 
 
 def _papers(cell: Any, table: Table) -> _Cell:
-  # Of every SEM it prints two places.
+  """Formats the paper's result with the decimals that the paper prints."""
   number = _number(cell.paper, papers_places(cell.paper))
   mark = cell.paper_mark if table.reference else ""
   return _Cell(number, mark + (_sem(cell.paper_sem, 2) if table.with_sem else ""))
@@ -229,7 +231,7 @@ def _markdown_row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _tabular(part: pd.DataFrame, table: Table) -> list[str]:
-  """The lines of a tabular with the paper's heads and rules."""
+  """Makes the lines of a LaTeX tabular, with the paper's headings and rules."""
   columns = _columns(part)
   heads, rules, place = ["", ""], [], 3
   for name, members in itertools.groupby(columns, key=lambda column: column[0]):

@@ -1,10 +1,9 @@
-"""Figures and text of one finished run."""
+"""Figures and texts of one finished run."""
 
 import dataclasses
 import os
 import pathlib
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,22 +12,29 @@ import ml_collections
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import algorithms, training
-from fedbnr_jax import federation as federation_lib
-from fedbnr_jax.experiment import Experiment
-from fedbnr_jax.report import figures
+from fedbnr_jax import algorithms
+from fedbnr_jax.federated import federation as federation_lib
+from fedbnr_jax.federated.host_chunks import Transform
+from fedbnr_jax.report import bands, figures
+from fedbnr_jax.run import training
+from fedbnr_jax.run.experiment import Experiment
+from fedbnr_jax.run.program import Program, make_program
 
-_GRID_SIZE = 400
+_GRID_SIZE = 400  # Inputs at which a one-dimensional model is drawn.
 _TABLE_SCORES = ("rmse", "nll", "crps", "ece", "coverage95")
 
 
 def write_figures(
   experiment: Experiment,
-  program: training.Program,
+  program: Program,
   result: training.Result,
   folder: str | os.PathLike[str],
 ) -> None:
-  """Learning curve, reliability, predicted against true; for 1-D, the function."""
+  """Draws the figures of a run into a folder.
+
+  These are the learning curve, the reliability diagram, predictions against true values
+  and, where there is one input, the predicted function.
+  """
   folder = pathlib.Path(folder)
   unit = experiment.dataset.target_name
   if experiment.dataset.standardised_error:
@@ -40,7 +46,7 @@ def write_figures(
     best_round=result.best_round,
   )
   if experiment.algorithm.one_model_each:
-    return  # The scores are means over models, of which there is no one picture.
+    return  # Scores are means over the clients' models; no single one can be drawn.
   mean, variance = jax.device_get(program.predict(result.state, experiment.test.x))
   mean, variance = _unstandardised(experiment, mean, variance)
   targets = experiment.dataset.targets[experiment.split.test]
@@ -54,7 +60,7 @@ def write_figures(
   )
   if is_one_dimensional(experiment):
     panel = band_panel(experiment, program, result, "Global model")
-    figures.function_band(
+    bands.function_band(
       panel.x,
       panel.mean,
       panel.variance,
@@ -71,7 +77,7 @@ def write_figures(
 
 
 def summary_text(summary: dict[str, Any]) -> str:
-  """A few lines for the terminal."""
+  """Formats a summary in a few lines for the terminal."""
   return (
     f"{summary['dataset']}, {summary['method']}, {summary['num_clients']} clients, "
     f"seed {summary['seed']}: round {summary['best_round']} is the best of "
@@ -84,7 +90,7 @@ def summary_text(summary: dict[str, Any]) -> str:
 
 
 def mean_summary(summaries: list[dict[str, Any]]) -> dict[str, Any]:
-  """One summary of several seeds: numbers averaged, what they share as it is."""
+  """Averages the numbers of several seeds' summaries; equal values stay unchanged."""
   mean: dict[str, Any] = {}
   for name, first in summaries[0].items():
     values = [summary[name] for summary in summaries]
@@ -101,20 +107,22 @@ def mean_summary(summaries: list[dict[str, Any]]) -> dict[str, Any]:
 
 def train_clients_alone(
   experiment: Experiment,
-  transform: Callable[[training.Program], training.Program],
-) -> tuple[training.Program, list[training.Result | None]]:
-  """Trains each client on its own rows only, judged on the same rows as the others.
+  transform: Transform | None,
+) -> tuple[Program, list[training.Result | None]]:
+  """Trains a model for each client on its own rows only.
+
+  All are validated and tested on the same rows as the global model.
 
   Args:
-    experiment: Of the global model.
-    transform: Applied to the program of a client alone, as `training.jit`.
+    experiment: The global model's.
+    transform: Applied to the program of these trainings, such as `jax.jit`.
 
   Returns:
-    The program that trained them, and a result a client; None, with a warning, for
-    one whose training diverged.
+    The program that trained them, and a result per client; None, with a warning, if a
+    training diverged.
   """
   results: list[training.Result | None] = []
-  # Plain FedBNR, whatever the method: a client alone has no server and nobody else.
+  # A client alone has no server and no peers, so the method is always plain FedBNR.
   config = ml_collections.ConfigDict(experiment.config.to_dict())
   config.participation, config.dropout = 1.0, 0.0
   config.mesh, config.stream_clients = 1, 0
@@ -123,7 +131,7 @@ def train_clients_alone(
     config=ml_collections.FrozenConfigDict(config),
     algorithm=algorithms.method("fedbnr").build(config),
   )
-  program = transform(training.make_program(experiment))
+  program = make_program(experiment.algorithm, transform=transform)
   for index, name in enumerate(experiment.client_names):
     alone = dataclasses.replace(
       experiment,
@@ -141,7 +149,7 @@ def train_clients_alone(
 def comparison_text(
   experiment: Experiment, result: training.Result, alone: list[training.Result | None]
 ) -> str:
-  """A table of test scores: the global model, then each client's own."""
+  """Formats a table of test scores: the global model, then each client's own."""
   names = [f"global ({experiment.config.method})"]
   names += [f"{name} alone" for name in experiment.client_names]
   scores = [
@@ -156,18 +164,18 @@ def comparison_text(
 
 def write_comparison(
   experiment: Experiment,
-  program: training.Program,
+  program: Program,
   result: training.Result,
-  alone: tuple[training.Program, list[training.Result | None]],
+  alone: tuple[Program, list[training.Result | None]],
   folder: str | os.PathLike[str],
 ) -> None:
-  """The two-panel figure, for data with one input: a client alone, and all."""
+  """Draws the first client alone beside the global model, if there is one input."""
   program_alone, (first, *_) = alone
   one_each = experiment.algorithm.one_model_each
   if first is None or not is_one_dimensional(experiment) or one_each:
     return
   name = experiment.client_names[0]
-  figures.two_panels(
+  bands.two_panels(
     band_panel(experiment, program_alone, first, f"{name} alone", used_client=0),
     band_panel(
       experiment, program, result, f"Global model ({experiment.config.method})"
@@ -179,19 +187,25 @@ def write_comparison(
 
 
 def is_one_dimensional(experiment: Experiment) -> bool:
-  """Whether there is one numeric input, and so a function to draw."""
+  """Returns whether the only input is numeric, so that the function can be drawn."""
   names = experiment.preprocessor.numeric_columns
   return len(names) == 1 == experiment.preprocessor.num_inputs
 
 
 def band_panel(
   experiment: Experiment,
-  program: training.Program,
+  program: Program,
   result: training.Result,
   title: str,
   used_client: int | None = None,
-) -> figures.BandPanel:
-  """What a model says over the range of its one input, in raw units."""
+) -> bands.BandPanel:
+  """Predicts over the range of the only input, in raw units.
+
+  Args:
+    experiment, program, result: A training and what it left.
+    title: Of the panel.
+    used_client: The client whose rows the model saw; None if it saw all rows.
+  """
   dataset = experiment.dataset
   (name,) = experiment.preprocessor.numeric_columns
   column = dataset.features[name].to_numpy(np.float64)
@@ -204,7 +218,7 @@ def band_panel(
   owner = np.repeat(
     np.arange(len(experiment.client_rows)), [len(r) for r in experiment.client_rows]
   )
-  return figures.BandPanel(
+  return bands.BandPanel(
     x=grid,
     mean=mean,
     variance=variance,
@@ -221,5 +235,6 @@ def band_panel(
 def _unstandardised(
   experiment: Experiment, mean: np.ndarray, variance: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
+  """Converts predictions [N] and their variances [N] to the target's unit."""
   scaler = experiment.preprocessor
   return scaler.unstandardise_mean(mean), variance * scaler.target_std**2

@@ -1,4 +1,4 @@
-"""The figure of the paper's tables: RMSE and ECE of every method at a glance."""
+"""One figure of the paper's tables: RMSE and ECE of every method."""
 
 from typing import Any
 
@@ -19,13 +19,13 @@ _SCORES = {"Table 1": "RMSE", "Table 2": "ECE"}
 
 
 def scores(cells: pd.DataFrame, path: PathLike) -> None:
-  """Draws RMSE and ECE of all methods, a panel a dataset and number of clients.
+  """Draws RMSE and ECE of all methods, in a panel per dataset and number of clients.
 
-  A dot is our mean with its SEM as a bar, a tick the paper's figure. Panels are those
-  of which there are runs.
+  A dot is our mean, with its standard error as a bar; a tick is the paper's figure.
+  There is a panel only where there are runs.
 
   Args:
-    cells: As `paper_tables.cells` gives them, at least one with an RMSE of ours.
+    cells: As returned by `paper_tables.cells`; at least one has an RMSE of ours.
     path: The PNG to write.
   """
   cells = cells[cells.table.isin(_SCORES)]
@@ -52,7 +52,7 @@ def scores(cells: pd.DataFrame, path: PathLike) -> None:
       panel = cells[place & (cells.dataset == dataset)]
       _draw(ax, panel, methods[table])
       if _SCORES[table] == "ECE":
-        ax.set_xlim(-0.02, 0.52)  # All that it can be.
+        ax.set_xlim(-0.02, 0.52)  # ECE lies between 0 and 1/2.
       else:
         _scale(ax, panel)
   handles = _legend(runs)
@@ -64,7 +64,7 @@ def scores(cells: pd.DataFrame, path: PathLike) -> None:
 
 
 def _draw(ax: Axes, panel: pd.DataFrame, methods: list[str]) -> None:
-  """Draws one panel, methods from top to bottom."""
+  """Draws one panel, with methods from top to bottom."""
   cells: list[Any] = list(panel.itertuples(index=False))
   for cell in cells:
     place = methods.index(cell.method)
@@ -79,7 +79,7 @@ def _draw(ax: Axes, panel: pd.DataFrame, methods: list[str]) -> None:
 
 
 def _scale(ax: Axes, panel: pd.DataFrame) -> None:
-  """Logarithmic where the worst method would press all others into a corner."""
+  """Makes the axis logarithmic where a method is far worse than the others."""
   values = pd.concat([panel["mean"], panel.paper])
   ax.xaxis.set_major_locator(MaxNLocator(4))
   if values.max() > 3 * values.min() > 0:
@@ -91,7 +91,7 @@ def _scale(ax: Axes, panel: pd.DataFrame) -> None:
 
 
 def _legend(runs: pd.DataFrame) -> list[Line2D]:
-  """What dots, ticks and colours mean, of the groups that are there."""
+  """Explains dots, ticks and the colours of the groups that have runs."""
   entries = [
     Line2D([], [], ls="", marker="|", color=_INK, ms=11, mew=1.6, label="paper")
   ]

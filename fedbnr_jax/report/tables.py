@@ -1,4 +1,4 @@
-"""Tables of results, ours beside the paper's."""
+"""Tables of a sweep's results: means over seeds, beside the paper's."""
 
 import importlib.resources
 import os
@@ -13,11 +13,12 @@ from fedbnr_jax.errors import InputError
 _KEYS = ["dataset", "num_clients", "method"]
 _SCORES = ["test_rmse", "min_test_rmse", "test_ece", "rounds", "seconds"]
 _VALIDATION = ["val_rmse", "val_ece", "val_nll"]
-# Those that only some files have.
+# Scores that only some files have.
 _FURTHER = [
   *_VALIDATION,
   *("test_ece10", "test_mce", "test_bri", "test_nll", "test_crps"),
 ]
+# How the columns of printed tables are formatted.
 _PLACES = {
   "seeds": "{:.0f}",
   "test RMSE": "{:.3f}",
@@ -34,17 +35,17 @@ _PLACES = {
 
 
 def paper_results() -> pd.DataFrame:
-  """Every number of the paper's tables, one row each."""
+  """Returns all numbers of the paper's tables, one per row."""
   file = importlib.resources.files("fedbnr_jax.report") / "paper_results.csv"
   with importlib.resources.as_file(file) as path:
     return pd.read_csv(path)
 
 
 def read_results(*paths: str | os.PathLike[str]) -> pd.DataFrame:
-  """Reads the `results.csv` of a sweep, or of several, as of the shards of one.
+  """Reads and joins the `results.csv` of one or several sweeps.
 
   Raises:
-    InputError: If a file is none, or a run is there twice.
+    InputError: If a file is not a table of results, or a run is there twice.
   """
   results = pd.concat([_read(path) for path in paths], ignore_index=True)
   twice = results.duplicated([*_keys(results), "seed"])
@@ -58,11 +59,12 @@ def read_results(*paths: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _read(path: str | os.PathLike[str]) -> pd.DataFrame:
+  """Reads one file; scores that it lacks become NaN."""
   results = read_table(path)
   for name in (*_KEYS, "seed", "status"):
     if name not in results.columns:
       raise InputError(f"{path} is no table of results: it lacks column {name!r}.")
-  # A sweep of which nothing is done yet has no scores.
+  # Only a sweep in which no run is done yet may have no scores.
   if "test_rmse" not in results.columns and (results.status == "done").any():
     raise InputError(f"{path} is no table of results: it lacks column 'test_rmse'.")
   results = results.reindex(columns=list(dict.fromkeys([*results.columns, *_SCORES])))
@@ -81,21 +83,22 @@ def _read(path: str | os.PathLike[str]) -> pd.DataFrame:
 
 
 def _keys(results: pd.DataFrame) -> list[str]:
-  """What tells a cell from another: also further fields that the sweep varied."""
+  """Returns the columns that identify a cell, including fields the sweep varied."""
   return _KEYS + [name for name in results.columns if name.startswith("config.")]
 
 
 def on_validation(results: pd.DataFrame) -> pd.DataFrame:
-  """Means over seeds of the scores on validation rows, by which settings are chosen.
+  """Averages over seeds the scores on validation rows, by which settings are chosen.
 
   Args:
-    results: As `read_results` gives it.
+    results: As returned by `read_results`.
 
   Returns:
-    One row a dataset, number of clients, method and setting, in the order of `results`.
+    One row per dataset, number of clients, method and setting, in the order of
+    `results`.
 
   Raises:
-    InputError: If it lacks these scores.
+    InputError: If the results lack these scores.
   """
   for name in _VALIDATION:
     if name not in results.columns:
@@ -117,13 +120,14 @@ def on_validation(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def beside_paper(results: pd.DataFrame) -> pd.DataFrame:
-  """Means over seeds of what is done, and the paper's figures for the same cells.
+  """Averages over seeds the runs that are done, beside the paper's figures.
 
   Args:
-    results: As `read_results` gives it.
+    results: As returned by `read_results`.
 
   Returns:
-    One row a dataset, number of clients and method, in the order of `results`.
+    One row per dataset, number of clients, method and setting, in the order of
+    `results`.
   """
   done = results[results.status == "done"]
   keys = _keys(results)
@@ -147,7 +151,7 @@ def beside_paper(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def markdown(table: pd.DataFrame) -> str:
-  """A table in Markdown, numbers rounded by column, missing cells as a dash."""
+  """Formats a table as Markdown: numbers rounded by column, missing cells a dash."""
 
   def cell(name: str, value: Any) -> str:
     if pd.isna(value):

@@ -1,0 +1,21 @@
+"""The kernel that a config names, built from the fields that its builder asks for."""
+
+import inspect
+
+import ml_collections
+
+from fedbnr_jax.gp import urk
+from fedbnr_jax.names import require_choice
+
+
+def from_config(config: ml_collections.ConfigDict) -> urk.FeatureMap:
+  """Builds `config.kernel`.
+
+  Its arguments are the config's fields of the same name, and those of the group that is
+  named like the kernel, such as `config.polynomial.degree`.
+  """
+  require_choice("config.kernel", config.kernel, urk.KERNELS)
+  builder = urk.KERNELS[config.kernel]
+  names = inspect.signature(builder).parameters
+  options = {name: config[name] for name in names if name in config}
+  return builder(**options, **config.get(config.kernel, {}))

@@ -1,0 +1,218 @@
+"""A model of a frame or of arrays in one call: `fit`."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_collections
+import numpy as np
+import pandas as pd
+
+from fedbnr_jax import model as model_lib
+from fedbnr_jax import precision, workflow
+from fedbnr_jax.data import Dataset, load_table, tables
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.model import Model
+from fedbnr_jax.names import suggestion
+from fedbnr_jax.progress import ProgressBar
+from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import training
+
+_TARGET, _CLIENT = "y", "client"  # Columns of a frame that is made from arrays.
+
+
+def fit(
+  data: Any,
+  y: Any = None,
+  *,
+  target: str | None = None,
+  client: str | None = None,
+  clients: Any = None,
+  features: Sequence[str] | None = None,
+  categorical: Sequence[str] = (),
+  method: str = "fedbnr-ev",
+  seed: int = 0,
+  folder: str | os.PathLike[str] | None = None,
+  progress: bool = True,
+  **fields: Any,
+) -> Model:
+  """Trains one global Gaussian process on rows that belong to several clients.
+
+  `fit(frame, target="price", client="site")` takes a table, `fit(x, y, clients=c)`
+  arrays. Rows without owners are dealt to `num_clients` clients, as in the paper.
+  80 % of the rows are trained on, 10 % choose the best round, 10 % test it.
+
+  Args:
+    data: A frame, or an array [N, D] of numbers.
+    y: Targets [N], where they are no column of a frame.
+    target: The column of the frame to predict.
+    client: The column of the frame that says whose row it is. It is no feature.
+    clients: Labels [N] that say whose row it is, beside `y`.
+    features: Columns to predict from; None for all others.
+    categorical: Features to take as categories although they look numeric.
+    method: One of `algorithms.METHODS`.
+    seed: Drives everything random: split, partition, initialisation, sampling.
+    folder: Where to write the run as it goes, as `launch.train` does. A run that was
+      stopped is taken up again there, and a finished one is loaded.
+    progress: Whether to show a progress bar.
+    **fields: Any field of a config, such as `num_rounds=20`; one within a group is
+      `fedloc__rho=10.0`, or `**{"fedloc.rho": 10.0}`.
+
+  Returns:
+    The model at the best validation round.
+
+  Raises:
+    InputError: If the data, a field or the folder cannot be used.
+    NonFiniteError: If the training diverges.
+  """
+  fields = {"method": method, "seed": seed, **fields}
+  if y is None:
+    if clients is not None:
+      raise InputError(
+        "clients= goes with arrays, fit(x, y, clients=c): name the column of a frame "
+        "by client=."
+      )
+    frame = _require_frame(data)
+    name = "table"
+  else:
+    if target is not None or client is not None:
+      raise InputError(
+        "target= and client= name columns of a frame, but y is given: leave it out, or "
+        "give labels by clients=."
+      )
+    frame, target, client = _joined(data, y, clients)
+    name = "table" if isinstance(data, pd.DataFrame) else "arrays"
+  dataset = load_table(
+    frame,
+    target=target or "",
+    client=client,
+    features=features,
+    categorical=categorical,
+    name=name,
+  )
+  config = _config(fields, target or "", client, features, categorical)
+  with precision.float64():
+    return _train(config, dataset, folder, ProgressBar(disable=not progress))
+
+
+@dataclasses.dataclass(frozen=True)
+class FittedRun:
+  """A training in memory: what `Model.save` needs to write its folder."""
+
+  config: ml_collections.ConfigDict
+  dataset: Dataset
+  result: training.Result
+
+  def save(self, workdir: str | os.PathLike[str]) -> None:
+    """Writes the folder that a training in `workdir` would have left."""
+    with precision.float64():
+      workflow.save(self.config, self.dataset, self.result, workdir)
+
+
+def _train(
+  config: ml_collections.ConfigDict,
+  dataset: Dataset,
+  folder: str | os.PathLike[str] | None,
+  progress: workflow.Progress,
+) -> Model:
+  if folder is not None:
+    workflow.train(config, folder, progress, dataset)
+    return model_lib.load(folder)
+  experiment = experiment_lib.build(config, dataset)
+  program = workflow.program_for(experiment)
+  progress.start(experiment, 0, 1)
+  try:
+    result = training.train(experiment, program, on_round=progress.update)
+  finally:
+    progress.close()
+  fitted = model_lib.from_result(experiment, result)
+  return dataclasses.replace(fitted, source=FittedRun(config, dataset, result))
+
+
+def _require_frame(data: Any) -> pd.DataFrame:
+  """Raises InputError unless `data` is a frame, as it must be where y is not given."""
+  if isinstance(data, pd.DataFrame):
+    return data
+  if isinstance(data, str | os.PathLike):
+    raise InputError(
+      f"{os.fspath(data)!r} is the name of a file: read it first, by "
+      "fedbnr_jax.data.read_table or pandas."
+    )
+  raise InputError(
+    "no targets are given: call fit(x, y) for arrays, or fit(frame, target=column)."
+  )
+
+
+def _joined(x: Any, y: Any, clients: Any) -> tuple[pd.DataFrame, str, str | None]:
+  """A frame of features, targets and labels; the columns of the latter two."""
+  frame = x.copy() if isinstance(x, pd.DataFrame) else tables.array_frame(x)
+  named = getattr(y, "name", None)
+  target = named if isinstance(named, str) and named else _TARGET
+  frame[_free(target, frame)] = _column("y", y, len(frame))
+  if clients is None:
+    return frame, target, None
+  client = _free(_CLIENT, frame)
+  frame[client] = _column("clients", clients, len(frame))
+  return frame, target, client
+
+
+def _free(name: str, frame: pd.DataFrame) -> str:
+  """Raises InputError if a frame has a column of this name already."""
+  if name in frame.columns:
+    raise InputError(
+      f"x has a column {name!r}, which is the name of the targets or clients beside "
+      "it: rename that column, or give one frame with target= and client=."
+    )
+  return name
+
+
+def _column(name: str, values: Any, num_rows: int) -> np.ndarray:
+  """Values [N] that go beside N rows of features."""
+  array = np.asarray(values)
+  if array.ndim != 1:
+    raise InputError(f"{name} has shape {array.shape}: give one value a row, [N].")
+  if len(array) != num_rows:
+    raise InputError(
+      f"x has {num_rows} rows but {name} has {len(array)}: give one value a row."
+    )
+  return array
+
+
+def _config(
+  fields: Mapping[str, Any],
+  target: str,
+  client: str | None,
+  features: Sequence[str] | None,
+  categorical: Sequence[str],
+) -> ml_collections.ConfigDict:
+  """The config of a training on a table, with the caller's fields."""
+  config = config_lib.base()
+  config.data.update(
+    {
+      "source": "table",
+      "name": "",
+      "target": target,
+      "client": client or "",
+      "features": ",".join(features or ()),
+      "categorical": ",".join(categorical),
+    }
+  )
+  known = [
+    name
+    for name in config_lib.field_names(config)
+    if not name.startswith("data.") or name == "data.raw_target"
+  ]
+  known.remove("num_seeds")  # One call, one model.
+  for given, value in fields.items():
+    name = given.replace("__", ".")
+    if name not in known:
+      raise InputError(f"there is no field {given!r}: {suggestion(name, known)}.")
+    plain = value.item() if isinstance(value, np.generic) else value
+    try:
+      config.update_from_flattened_dict({name: plain})
+    except (TypeError, ValueError) as error:
+      raise InputError(f"the field {given!r} cannot be {value!r}: {error}") from error
+  config_lib.validate(config)
+  return config

@@ -1,0 +1,17 @@
+"""64-bit types for a block of code, without touching the caller's settings."""
+
+import contextlib
+import os
+
+import jax
+
+
+def float64() -> contextlib.AbstractContextManager[None]:
+  """Enables JAX's 64-bit types in a `with` block, in this thread.
+
+  Where the environment variable JAX_ENABLE_X64 is set, as for a device that has no
+  float64, the user has decided, and the block changes nothing.
+  """
+  if "JAX_ENABLE_X64" in os.environ:
+    return contextlib.nullcontext()
+  return jax.enable_x64(True)

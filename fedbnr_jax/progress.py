@@ -1,0 +1,42 @@
+"""A progress bar over rounds, in a terminal or a notebook."""
+
+from tqdm.auto import tqdm
+
+from fedbnr_jax.run.experiment import Experiment
+from fedbnr_jax.run.records import Record
+
+
+class ProgressBar:
+  """Shows rounds and the scores that early stopping looks at."""
+
+  def __init__(self, disable: bool | None = False) -> None:
+    """Prepares a bar that `start` draws.
+
+    Args:
+      disable: Draws nothing if True; if None, draws on a terminal only.
+    """
+    self._disable = disable
+    self._bar: tqdm | None = None
+
+  def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
+    """Draws the bar of `num_runs` trainings, some rounds of which may be done."""
+    self._bar = tqdm(
+      total=experiment.config.num_rounds * num_runs,
+      initial=rounds_done,
+      desc=f"{experiment.dataset.name} {experiment.config.method}",
+      unit="round",
+      disable=self._disable,
+    )
+
+  def update(self, record: Record) -> None:
+    """Moves the bar by a round."""
+    if self._bar is not None:
+      self._bar.set_postfix_str(
+        f"val rmse {record['val_rmse']:.4g}, ece {record['val_ece']:.3f}"
+      )
+      self._bar.update()
+
+  def close(self) -> None:
+    """Leaves the bar where it is."""
+    if self._bar is not None:
+      self._bar.close()

@@ -1,0 +1,1 @@
+"""One training from its config to its folder: data, rounds, records, checkpoints."""

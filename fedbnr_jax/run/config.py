@@ -1,0 +1,316 @@
+"""Every field of a run, its default, and the check that it makes sense."""
+
+import math
+from typing import Any
+
+import ml_collections
+
+from fedbnr_jax.algorithms import exact, fedbnr, pfedgp
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federated import aggregation
+from fedbnr_jax.federated.participation import STATISTICS_FROM
+from fedbnr_jax.federated.partition import PARTITIONERS
+from fedbnr_jax.gp import experts
+from fedbnr_jax.names import require_choice
+
+
+def base() -> ml_collections.ConfigDict:
+  """A config with every field; the files in `configs/` change some."""
+  config = ml_collections.ConfigDict()
+  config.method = "fedbnr"
+  config.seed = 0
+  config.num_clients = 10
+  # "column": by the client column; "sorted": the paper's; "iid"; "target": by quantile
+  # of the target; "auto": by column where the data has one, else sorted.
+  config.partition = "auto"
+
+  config.num_rounds = 100  # At most.
+  # Rounds without a better validation score before stopping; 0: the method's own.
+  config.patience = 0
+  config.stop_on = "rmse"  # The validation score that chooses a round; or "nll".
+  config.num_local_steps = 50
+  config.learning_rate = 1e-2
+
+  # Clients that take part in a round, drawn anew each time by the seed.
+  config.participation = 1.0  # Fraction that is sampled.
+  config.dropout = 0.0  # Probability that a sampled one does not answer.
+  # Whose rows are in the posterior: of all clients, or of those "answering".
+  config.statistics_from = "all"
+
+  # How the work is laid out. Results do not depend on it, but for rounding.
+  config.client_batch_size = 0  # Clients batched at a time; 0: by shape and device.
+  config.mesh = 0  # Devices that share the clients; 0: all there are.
+  # Clients on the devices at a time, the others in host memory; 0: all of them.
+  config.stream_clients = 0
+  config.num_seeds = 1  # Trainings with seed, seed + 1, ... batched on the device.
+  config.dtype = "float32"  # Type of the network; the linear algebra is float64.
+
+  config.kernel = "deep"  # Or "replicate", "polynomial", "exponential", a spectrum.
+  config.num_samples = 50  # S, draws of ω.
+  config.hidden_size = 200  # s, width of the extractor.
+  config.num_hidden_layers = 1
+  config.latent_size = 5
+  config.shifter_size = 10
+  config.length_scale = 10.0  # Initial, in the latent space.
+  config.initial_noise_std = 0.5  # σ, in units of the target's std.
+  config.initial_prior_std = 1.0  # λ
+  config.min_noise_std = 1e-3
+
+  config.replicate = ml_collections.ConfigDict()  # For kernel "replicate".
+  config.replicate.policy = "multiply"  # Or "add".
+  config.replicate.noise_scale = 0.5
+
+  config.polynomial = ml_collections.ConfigDict()  # For kernel "polynomial".
+  config.polynomial.degree = 2
+  config.polynomial.offset = 1.0
+
+  config.mean = ml_collections.ConfigDict()
+  config.mean.scales = "arithmetic"  # How σ and λ are averaged; or "log".
+  config.mean.by_rows = False  # Weight clients by their rows.
+
+  config.kd = ml_collections.ConfigDict()
+  config.kd.num_steps = 20
+  config.kd.learning_rate = 1e-3
+  config.kd.alpha = 1.0
+  # Start from the mean of the clients' parameters, or, as the paper prints it, from
+  # the parameters of the round before.
+  config.kd.warm_start = True
+  config.kd.fraction = 0.8  # Share of the validation rows that the server holds.
+
+  # The pooled reference, and fedbnr-exact, which takes the same steps. Without
+  # the averaging of clients, whose steps partly cancel, what suits them may overshoot.
+  config.central = ml_collections.ConfigDict()
+  config.central.learning_rate = 0.0  # 0: as `learning_rate`.
+  config.central.num_steps = 0  # In a round; 0: as `num_local_steps`.
+
+  config.fedprox = ml_collections.ConfigDict()  # For fedprox and, but for μ, fedavg.
+  config.fedprox.mu = 0.1  # Pull towards the broadcast parameters.
+  config.fedprox.learning_rate = 0.0  # 0: as `learning_rate`.
+
+  config.pfedgp = ml_collections.ConfigDict()
+  config.pfedgp.num_inducing = 50  # Shared, in the latent space.
+  config.pfedgp.normalise = True  # Latent vectors to norm one, as its authors do.
+  config.pfedgp.train_scales = True  # Length-scale, output scale and σ too.
+  config.pfedgp.learning_rate = 0.0  # 0: as `learning_rate`.
+  # What local steps raise: the "evidence" of all rows; or, "predictive", the
+  # likelihood of a random half of them, given the other, drawn anew each round.
+  config.pfedgp.objective = "evidence"
+
+  config.fedloc = ml_collections.ConfigDict()  # For fedloc and, but for `rule`, -poe.
+  config.fedloc.num_inducing = 50  # Inducing inputs of each client.
+  config.fedloc.rho = 1e3  # ρ of ADMM, for sums over a client's rows.
+  config.fedloc.proximity = 10.0  # L/ρ.
+  config.fedloc.num_iterations = 50  # In a round.
+  config.fedloc.ard = True  # A length-scale for each input.
+  config.fedloc.length_scale = 1.0  # Initial, in standard deviations of an input.
+  # Fusion: "rbcm", "poe", "gpoe", "gpoe-entropy" or "bcm"; see experts.py.
+  config.fedloc.rule = "rbcm"
+
+  config.evidence = ml_collections.ConfigDict()  # For fedbnr-ev and fedbnr-kd-ev.
+  # Whether the next round's local steps start from the re-estimated σ and λ.
+  config.evidence.feedback = False
+  # Noise of predictions: "varying" with the input, from sums; or "constant".
+  config.evidence.noise = "varying"
+
+  config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
+  config.exact.optimizer = "adam"  # Or "lbfgs".
+  # Local steps on the majoriser of the global evidence in each exchange; 0: none, the
+  # server follows the exact gradient.
+  config.exact.local_steps = 0
+  config.exact.warm_start_rounds = 0  # Rounds of fedbnr before the first exact one.
+  # Noise of predictions: "constant"; "varying", as above; or "held-out", which follows
+  # residuals of validation rows, for kernels that learn their own rows by heart.
+  config.exact.noise = "constant"
+
+  config.data = ml_collections.ConfigDict()
+  config.data.source = "synthetic"  # Or "uci", "table".
+  config.data.name = "two-ranges"  # Name of a synthetic task or a UCI dataset.
+  config.data.num_rows = 200  # Synthetic: training rows.
+  config.data.noise_std = 0.5  # Synthetic.
+  config.data.directory = ""  # UCI: where the files are; "" as FEDBNR_DATA_DIR says.
+  config.data.path = ""  # Table: CSV or Parquet file.
+  config.data.target = ""  # Table: column to predict.
+  config.data.client = ""  # Table: column that says whose row it is.
+  config.data.features = ""  # Table: comma-separated; "" for all other columns.
+  # Whether targets are left in their own unit, as in the paper's runs of FedLoc, it
+  # seems. Where errors are reported in standard deviations, they never are.
+  config.data.raw_target = False
+  config.data.categorical = ""  # Table: comma-separated, even if they look numeric.
+
+  # Whether scored error bars are of the target, or, as in the paper's formula of a
+  # Gaussian process, of the function.
+  config.with_noise = True
+
+  config.compare_clients = False  # Also train each client alone, and compare.
+  return config
+
+
+_AT_LEAST_ONE = (
+  "num_rounds",
+  "num_local_steps",
+  "hidden_size",
+  "num_hidden_layers",
+  "latent_size",
+  "shifter_size",
+  "num_seeds",
+  "pfedgp.num_inducing",
+  "fedloc.num_inducing",
+  "fedloc.num_iterations",
+)
+_POSITIVE = (
+  "learning_rate",
+  "length_scale",
+  "initial_noise_std",
+  "initial_prior_std",
+  "min_noise_std",
+  "fedloc.rho",
+  "fedloc.proximity",
+  "fedloc.length_scale",
+)
+_CHOICES = {
+  "dtype": ("float32", "float64"),
+  "partition": ("auto", "column", *PARTITIONERS),
+  "data.source": ("synthetic", "uci", "table"),
+  "mean.scales": aggregation.SCALES,
+  "statistics_from": STATISTICS_FROM,
+  "stop_on": ("rmse", "nll"),
+  "exact.optimizer": tuple(exact.OPTIMIZERS),
+  "evidence.noise": fedbnr.NOISES,
+  "exact.noise": exact.NOISES,
+  "pfedgp.objective": pfedgp.OBJECTIVES,
+  "fedloc.rule": tuple(experts.RULES),
+}
+
+
+def validate(config: ml_collections.ConfigDict) -> None:
+  """Raises InputError for a value that no run can have."""
+  if "method" not in config:
+    raise InputError(
+      "this config has no field 'method', and so is none of a training: see "
+      "configs/default.py; those of sweeps are for launch.sweep."
+    )
+  for name in _AT_LEAST_ONE:
+    value = get(config, name)
+    if value < 1:
+      raise InputError(f"config.{name} must be at least 1, got {value}.")
+  for name in _POSITIVE:
+    value = get(config, name)
+    if not 0 < value < math.inf:
+      raise InputError(f"config.{name} must be a positive number, got {value}.")
+  for name, choices in _CHOICES.items():
+    require_choice(f"config.{name}", get(config, name), choices)
+  if config.num_clients < 1:
+    raise InputError(
+      f"config.num_clients must be at least 1, got {config.num_clients}."
+    )
+  if config.num_samples < 2:
+    raise InputError(
+      f"config.num_samples must be at least 2, got {config.num_samples}."
+    )
+  if config.min_noise_std > config.initial_noise_std:
+    raise InputError(
+      f"config.min_noise_std ({config.min_noise_std}) must not exceed "
+      f"config.initial_noise_std ({config.initial_noise_std})."
+    )
+  if not 0 <= config.seed <= 2**32 - config.num_seeds:
+    raise InputError(
+      f"config.seed must be from 0 to 2**32 - {config.num_seeds}, got {config.seed}."
+    )
+  for name in (
+    "central.learning_rate",
+    "fedprox.learning_rate",
+    "pfedgp.learning_rate",
+  ):
+    if not 0 <= get(config, name) < math.inf:
+      raise InputError(
+        f"config.{name} must be a positive number, or 0 for the common one, got "
+        f"{get(config, name)}."
+      )
+  if not 0 <= config.fedprox.mu < math.inf:
+    raise InputError(
+      f"config.fedprox.mu must not be negative, got {config.fedprox.mu}."
+    )
+  for name in (
+    "patience",
+    "exact.local_steps",
+    "exact.warm_start_rounds",
+    "central.num_steps",
+  ):
+    if get(config, name) < 0:
+      raise InputError(f"config.{name} must not be negative, got {get(config, name)}.")
+  _validate_distillation(config.kd)
+  _validate_layout(config)
+
+
+def _validate_layout(config: ml_collections.ConfigDict) -> None:
+  """Who takes part in a round, and where and in what portions it is computed."""
+  if not 0 < config.participation <= 1:
+    raise InputError(
+      "config.participation must lie above 0 and be at most 1, got "
+      f"{config.participation}."
+    )
+  if not 0 <= config.dropout < 1:
+    raise InputError(
+      f"config.dropout must be at least 0 and below 1, got {config.dropout}."
+    )
+  for name, otherwise in (
+    ("client_batch_size", "0 to choose by shape and device"),
+    ("mesh", "0 for all devices"),
+    ("stream_clients", "0 to keep all clients on the device"),
+  ):
+    if config[name] < 0:
+      raise InputError(
+        f"config.{name} must be at least 1, or {otherwise}, got {config[name]}."
+      )
+  if config.num_seeds > 1:
+    for name in ("stream_clients", "compare_clients"):
+      if config[name]:
+        raise InputError(
+          f"config.num_seeds and config.{name} do not go together: train the seeds one "
+          "after another, as launch.sweep does."
+        )
+
+
+def _validate_distillation(kd: ml_collections.ConfigDict) -> None:
+  if kd.num_steps < 1:
+    raise InputError(f"config.kd.num_steps must be at least 1, got {kd.num_steps}.")
+  if not 0 < kd.learning_rate < math.inf:
+    raise InputError(
+      f"config.kd.learning_rate must be a positive number, got {kd.learning_rate}."
+    )
+  if not 0 <= kd.alpha < math.inf:
+    raise InputError(f"config.kd.alpha must not be negative, got {kd.alpha}.")
+  if not 0 < kd.fraction < 1:
+    raise InputError(f"config.kd.fraction must lie between 0 and 1, got {kd.fraction}.")
+
+
+def get(config: ml_collections.ConfigDict, path: str) -> Any:
+  """The value at a dotted path."""
+  for part in path.split("."):
+    config = config[part]
+  return config
+
+
+def field_names(config: ml_collections.ConfigDict, prefix: str = "") -> list[str]:
+  """Dotted paths of all values."""
+  names: list[str] = []
+  for name in config:
+    value = config[name]
+    nested = isinstance(value, ml_collections.ConfigDict)
+    path = f"{prefix}{name}"
+    names += field_names(value, f"{path}.") if nested else [path]
+  return names
+
+
+def differences(
+  config: dict[str, Any], other: dict[str, Any], prefix: str = ""
+) -> list[str]:
+  """Dotted names of the fields in which two configs, as dicts, differ."""
+  names: list[str] = []
+  for key in sorted(config.keys() | other.keys()):
+    mine, theirs = config.get(key), other.get(key)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+      names += differences(mine, theirs, f"{prefix}{key}.")
+    elif mine != theirs:
+      names.append(f"{prefix}{key}")
+  return names

@@ -1,0 +1,273 @@
+"""From a config to everything a run needs: data, federation, algorithm."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from flax import struct
+
+from fedbnr_jax import algorithms
+from fedbnr_jax.data import (
+  Dataset,
+  Preprocessor,
+  Split,
+  load_table,
+  random_split,
+  synthetic,
+  uci,
+)
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federated import federation as federation_lib
+from fedbnr_jax.federated import partition as partition_lib
+from fedbnr_jax.federated.federation import Federation, ServerSet
+from fedbnr_jax.run import config as config_lib
+
+# Streams of randomness drawn from the one seed. What depends on the number of
+# clients has a stream of its own, so that the others do not.
+_DATA, _SPLIT, _PARTITION, _SERVER = range(4)
+
+
+class EvaluationSet(struct.PyTreeNode):
+  """Standardised rows to score predictions on."""
+
+  x: jax.Array  # [N, D]
+  y: jax.Array  # [N], in the dtype of the statistics.
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """One run, ready to start."""
+
+  config: ml_collections.FrozenConfigDict
+  dataset: Dataset
+  split: Split
+  preprocessor: Preprocessor
+  federation: Federation
+  num_clients: int  # Owners of the rows, also where a method pools them.
+  client_names: tuple[str, ...]
+  client_rows: tuple[np.ndarray, ...]  # Each client's row numbers in `dataset`.
+  validation: EvaluationSet
+  test: EvaluationSet
+  algorithm: algorithms.FederatedAlgorithm
+
+  @property
+  def error_scale(self) -> float:
+    """What a standardised error is multiplied by to be reported."""
+    return 1.0 if self.dataset.standardised_error else self.preprocessor.target_std
+
+  @property
+  def stopping_score(self) -> str:
+    """The column of `metrics.csv` that chooses the best round."""
+    return f"val_{self.config.stop_on}"
+
+  @property
+  def patience(self) -> int:
+    """Rounds without a better validation score before stopping."""
+    return self.config.patience or algorithms.method(self.config.method).patience
+
+  @property
+  def key_init(self) -> chex.PRNGKey:
+    """The key from which server and clients start."""
+    return init_key(self.config.seed)
+
+  @property
+  def key_rounds(self) -> chex.PRNGKey:
+    """The key from which each round's participants are drawn."""
+    return jax.random.fold_in(jax.random.key(self.config.seed), 1)
+
+
+def init_key(seed: int) -> chex.PRNGKey:
+  """Makes the key from which the server and all clients of a federation start."""
+  return jax.random.fold_in(jax.random.key(seed), 0)
+
+
+def build(
+  config: ml_collections.ConfigDict, dataset: Dataset | None = None
+) -> Experiment:
+  """Loads, splits, standardises and deals out the data, and builds the method.
+
+  Args:
+    config: As `config.base` has it.
+    dataset: Instead of the one that `config.data` names.
+
+  Raises:
+    InputError: If a field or the data cannot be used.
+  """
+  config_lib.validate(config)
+  method = algorithms.method(config.method)
+  if not method.random_features and config.kernel != config_lib.base().kernel:
+    raise InputError(
+      f"config.kernel is {config.kernel!r}, but method {config.method!r} has no kernel "
+      "of random features: leave it out, or choose another method."
+    )
+  if dataset is None:
+    dataset = load_dataset(config)
+  split = dataset.split or random_split(_rng(config, _SPLIT), dataset.num_rows)
+  preprocessor = Preprocessor.fit(
+    dataset.features.iloc[split.train],
+    dataset.targets[split.train],
+    dataset.target_name,
+  )
+  if config.data.raw_target and not dataset.standardised_error:
+    preprocessor = dataclasses.replace(preprocessor, target_mean=0.0, target_std=1.0)
+  inputs = preprocessor.transform(dataset.features)
+  targets = preprocessor.standardise(dataset.targets)
+  parts, names = _deal(config, dataset, split, inputs, targets)
+  num_clients = len(parts)
+  if method.pooled:
+    parts, names = [split.train], ["pooled"]
+  federation = federation_lib.build(
+    inputs,
+    targets,
+    parts,
+    names=names,
+    dtype=config.dtype,
+    on_host=True,  # Whoever trains puts them where they belong.
+  )
+  validation = split.validation
+  if method.distils:
+    server, validation = _server_rows(config, validation)
+    federation = federation.replace(
+      server=ServerSet(
+        jnp.asarray(inputs[server], config.dtype),
+        jnp.asarray(targets[server], config.dtype),
+      )
+    )
+
+  def rows(indices: np.ndarray) -> EvaluationSet:
+    dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
+    return EvaluationSet(
+      jnp.asarray(inputs[indices], config.dtype), jnp.asarray(targets[indices], dtype)
+    )
+
+  algorithm = method.build(config)
+  algorithm.check(federation)
+  return Experiment(
+    config=ml_collections.FrozenConfigDict(config),
+    dataset=dataset,
+    split=split,
+    preprocessor=preprocessor,
+    federation=federation,
+    num_clients=num_clients,
+    client_names=tuple(names),
+    client_rows=tuple(parts),
+    validation=rows(validation),
+    test=rows(split.test),
+    algorithm=algorithm,
+  )
+
+
+def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:
+  """An experiment each for `num_seeds` seeds, from `seed` on, all of the same shapes.
+
+  Raises:
+    InputError: If a field or the data cannot be used, or the shapes differ.
+  """
+  config_lib.validate(config)
+  if config.num_seeds == 1:
+    return [build(config)]
+  experiments = []
+  for seed in range(config.seed, config.seed + config.num_seeds):
+    own = ml_collections.ConfigDict(config.to_dict())
+    own.seed, own.num_seeds = seed, 1
+    experiments.append(build(own))
+  num_rows = max(one.federation.clients.y.shape[1] for one in experiments)
+  experiments = [
+    dataclasses.replace(
+      one, federation=federation_lib.with_rows(one.federation, num_rows)
+    )
+    for one in experiments
+  ]
+  shapes = [
+    [leaf.shape for leaf in jax.tree.leaves((one.federation, one.validation, one.test))]
+    for one in experiments
+  ]
+  for one, shape in zip(experiments, shapes, strict=True):
+    if shape != shapes[0]:
+      raise InputError(
+        f"seeds {config.seed} and {one.config.seed} split the data into arrays of "
+        "other shapes (as when a category is rare): train them one after another, as "
+        "launch.sweep does, with config.num_seeds=1."
+      )
+  return experiments
+
+
+def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
+  """Reads the data that `config.data` names."""
+  data = config.data
+  if data.source == "uci":
+    return uci.load(data.name, data.directory or None)
+  if data.source == "synthetic":
+    return synthetic.load(
+      data.name,
+      _rng(config, _DATA),
+      num_rows=data.num_rows,
+      noise_std=data.noise_std,
+      num_clients=config.num_clients,
+    )
+  if not data.path:
+    raise InputError("config.data.path is empty: name a CSV or Parquet file.")
+  return load_table(
+    data.path,
+    target=data.target,
+    client=data.client or None,
+    features=_columns(data.features) or None,
+    categorical=_columns(data.categorical),
+  )
+
+
+def _deal(
+  config: ml_collections.ConfigDict,
+  dataset: Dataset,
+  split: Split,
+  inputs: np.ndarray,
+  targets: np.ndarray,
+) -> tuple[list[np.ndarray], list[str]]:
+  """Row numbers and name of each client."""
+  train = split.train
+  rule = config.partition
+  if rule == "auto":
+    rule = "sorted" if dataset.clients is None else "column"
+  if rule == "column":
+    if dataset.clients is None:
+      raise InputError(
+        "config.partition is 'column' but the data has no client column: "
+        "name it by config.data.client, or choose another partition."
+      )
+    parts, names = partition_lib.by_column(dataset.clients, train)
+  else:
+    parts = partition_lib.partition(
+      rule,
+      _rng(config, _PARTITION),
+      inputs[train],
+      targets[train],
+      config.num_clients,
+    )
+    names = [f"client {index + 1}" for index in range(len(parts))]
+  return [train[part] for part in parts], names
+
+
+def _server_rows(
+  config: ml_collections.ConfigDict, validation: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Splits the validation rows into the server's distillation set and the rest."""
+  num_server = int(config.kd.fraction * len(validation))
+  if num_server < 2 or num_server > len(validation) - 2:
+    raise InputError(
+      f"{len(validation)} validation rows are too few to give the server "
+      f"{config.kd.fraction:.0%} of them for distillation: use more data, or another "
+      "method."
+    )
+  order = _rng(config, _SERVER).permutation(validation)
+  return order[:num_server], order[num_server:]
+
+
+def _rng(config: ml_collections.ConfigDict, stream: int) -> np.random.Generator:
+  return np.random.default_rng([config.seed, stream])
+
+
+def _columns(names: str) -> tuple[str, ...]:
+  return tuple(name.strip() for name in names.split(",") if name.strip())

@@ -1,0 +1,230 @@
+"""What one training has reached: records, the best round, checkpoints, a summary."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.federated.state import RoundInfo, State
+from fedbnr_jax.run import processes
+from fedbnr_jax.run.checkpoints import Checkpoints, Saved
+from fedbnr_jax.run.experiment import Experiment
+from fedbnr_jax.run.program import Scores
+from fedbnr_jax.run.records import Record, RunFolder
+
+_TEST_SCORES = ("rmse", "ece", "mce", "bri", "nll", "crps", "coverage95", "ece10")
+_VALIDATION_SCORES = ("rmse", "nll", "ece")
+
+
+class NonFiniteError(ArithmeticError):
+  """A loss or a score is NaN or infinite; the last good checkpoint stays."""
+
+
+class Journal:
+  """The records of one training, its best state, and its folder."""
+
+  def __init__(self, experiment: Experiment, folder: RunFolder | None) -> None:
+    self.experiment = experiment
+    self.history: list[Record] = []
+    self.best: Any = None
+    self.last: Any = None
+    self.failure: NonFiniteError | None = None
+    self._folder = folder
+    if folder:
+      folder.claim_experiment(experiment)
+    self._checkpoints = Checkpoints(folder.checkpoints) if folder else None
+
+  @property
+  def finished(self) -> bool:
+    """Whether no more rounds are to come."""
+    config = self.experiment.config
+    return self.failure is not None or finished(
+      self.history, config.num_rounds, self.experiment.patience, self.score
+    )
+
+  @property
+  def score(self) -> str:
+    """The column of the records that chooses the best round."""
+    return self.experiment.stopping_score
+
+  @property
+  def key(self) -> chex.PRNGKey:
+    """The random key of the next round."""
+    return jax.random.fold_in(self.experiment.key_rounds, len(self.history) + 1)
+
+  def resume(self, state: Any) -> Any:
+    """Takes up what the folder holds; returns the state to go on from."""
+    if self.experiment.algorithm.placement.mesh is None:
+      saved = self._restored(state)
+    else:
+      saved = processes.first_does(lambda: self._restored(state))
+    state, self.best = (saved.state, saved.best) if saved else (state, state)
+    if self.experiment.algorithm.placement.mesh is not None:
+      # Processes that write no files follow the one that does.
+      self.history = processes.from_first(self.history)
+      state, self.best = processes.arrays_from_first((state, self.best))
+    self.last = state
+    return state
+
+  def _restored(self, state: Any) -> Saved | None:
+    """The newest sound checkpoint of the folder; the history goes as far as it."""
+    if not self._folder or not self._checkpoints:
+      return None
+    self.history = self._folder.metrics()
+    saved = self._checkpoints.restore(like=state, max_round=len(self.history))
+    if saved is None and not self._checkpoints.is_empty():
+      raise InputError(
+        f"no checkpoint in {self._folder.checkpoints} is sound and goes with "
+        f"metrics.csv: to start from round 1, remove {self._folder.path}."
+      )
+    self.history = self.history[: saved.round] if saved else []
+    self._checkpoints.discard_after(len(self.history))
+    self._folder.keep_metrics(self.history)
+    return saved
+
+  def note(
+    self,
+    state: Any,
+    info: RoundInfo,
+    validation: Scores,
+    test: Scores,
+    seconds: float,
+    on_round: Callable[[Record], None],
+  ) -> None:
+    """Notes a round; all arrays are on the host."""
+    number = len(self.history) + 1
+    try:
+      _check_finite(number, self.experiment, info, validation, test)
+    except NonFiniteError as error:
+      self.failure = error
+      return
+    record = _record(number, self.experiment, state, info, validation, test)
+    record["seconds"] = seconds
+    self.history.append(record)
+    self.last = state
+    if best_round(self.history, self.score) == number:
+      self.best = state
+    if self._folder and self._checkpoints:
+      # The row first: a row without a checkpoint is dropped and made anew, but a
+      # checkpoint without its row would leave a gap.
+      self._folder.append_metrics(record)
+      self._checkpoints.save(Saved(number, state, self.best))
+    on_round(record)
+
+
+def finished(
+  history: list[Record], num_rounds: int, patience: int, score: str = "val_rmse"
+) -> bool:
+  """Whether the rounds are used up or validation has stopped improving.
+
+  Rounds in which nobody answered, and so nothing changed, do not try its patience.
+  """
+  if len(history) >= num_rounds:
+    return True
+  if not history:
+    return False
+  since = history[best_round(history, score) :]
+  return sum(record["clients_answered"] > 0 for record in since) >= patience
+
+
+def best_round(history: list[Record], score: str = "val_rmse") -> int:
+  """The first round, counted from 1, with the lowest validation score."""
+  return int(np.argmin([record[score] for record in history])) + 1
+
+
+def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
+  """The fields of `summary.json`."""
+  config = experiment.config
+  number = best_round(history, experiment.stopping_score)
+  best = history[number - 1]
+  summary: dict[str, Any] = {
+    "dataset": experiment.dataset.name,
+    "method": config.method,
+    "num_clients": experiment.num_clients,
+    "seed": config.seed,
+    "train_rows": len(experiment.split.train),
+    "validation_rows": len(experiment.validation.y),
+    "test_rows": len(experiment.test.y),
+    "rounds": len(history),
+    "best_round": number,
+    **{f"val_{name}": best[f"val_{name}"] for name in _VALIDATION_SCORES},
+    "test_rmse": best["test_rmse"],
+    "min_test_rmse": min(record["test_rmse"] for record in history),
+  }
+  for name in _TEST_SCORES[1:]:
+    summary[f"test_{name}"] = best[f"test_{name}"]
+  summary |= {
+    "noise_std": best["noise_std"],
+    "prior_std": best["prior_std"],
+    "rmse_unit": "std of target" if experiment.dataset.standardised_error else "target",
+    "floats_up": sum(record["floats_up"] for record in history),
+    "floats_down": sum(record["floats_down"] for record in history),
+    "seconds": sum(record["seconds"] for record in history),
+  }
+  return summary
+
+
+def in_unit(scores: dict[str, Any], scale: float) -> dict[str, float]:
+  """Converts scores of standardised targets to a unit of 1/scale deviations."""
+  converted = {name: float(value) for name, value in scores.items()}
+  for name in ("rmse", "crps"):
+    converted[name] *= scale
+  converted["nll"] += math.log(scale)
+  return converted
+
+
+def _record(
+  number: int,
+  experiment: Experiment,
+  state: State,
+  info: RoundInfo,
+  validation: Scores,
+  test: Scores,
+) -> Record:
+  scale = experiment.error_scale
+  noise_std, prior_std = experiment.algorithm.scales(state)
+  in_validation, in_test = in_unit(validation, scale), in_unit(test, scale)
+  record: Record = {
+    "round": number,
+    "train_nll": float(info.train_nll) + math.log(scale),
+  }
+  record |= {f"val_{name}": in_validation[name] for name in _VALIDATION_SCORES}
+  record |= {f"test_{name}": in_test[name] for name in _TEST_SCORES}
+  return record | {
+    "noise_std": float(noise_std) * scale,
+    "prior_std": float(prior_std) * scale,
+    "clients_answered": int(np.sum(info.answered)),
+    "clients_in_posterior": int(state.server.num_clients),
+    "floats_up": int(info.floats_up),
+    "floats_down": int(info.floats_down),
+  }
+
+
+def _check_finite(
+  number: int,
+  experiment: Experiment,
+  info: RoundInfo,
+  validation: Scores,
+  test: Scores,
+) -> None:
+  bad = np.flatnonzero(info.answered & ~np.isfinite(info.client_loss))
+  if bad.size:
+    raise NonFiniteError(
+      f"round {number}: the loss of {experiment.client_names[bad[0]]} is not finite "
+      f"({bad.size} of {np.sum(info.answered)} clients): try "
+      f"{experiment.algorithm.remedy}. The last good checkpoint is kept."
+    )
+  for name, value in (
+    *validation.items(),
+    *test.items(),
+    ("train_nll", info.train_nll),
+  ):
+    if not np.isfinite(value):
+      raise NonFiniteError(
+        f"round {number}: {name} is not finite: try "
+        f"{experiment.algorithm.remedy}. The last good checkpoint is kept."
+      )

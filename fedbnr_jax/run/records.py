@@ -1,0 +1,262 @@
+"""The files of a run's folder: config, metrics by round, summary, preprocessing."""
+
+import csv
+import json
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import ml_collections
+import pandas as pd
+
+from fedbnr_jax.data import Dataset, Preprocessor
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.files import (
+  PARTIAL,
+  explain_os_errors,
+  read_json,
+  replacing,
+  write_json,
+)
+from fedbnr_jax.run.config import base, differences
+from fedbnr_jax.run.experiment import Experiment
+
+Record = dict[str, float | int]
+
+# Fields of data.json that tell one table from another.
+_IDENTITY = ("name", "rows", "digest")
+
+
+class RunFolder:
+  """A run's folder; made on first use, refused if it belongs to another config."""
+
+  def __init__(self, path: str | os.PathLike[str]) -> None:
+    self.path = pathlib.Path(path)
+    self.checkpoints = self.path / "checkpoint"
+    self.figures = self.path / "figures"
+    self.posterior = self.path / "posterior.npz"  # See membership.py.
+    self.released = self.path / "released"  # Folder; see privacy.py.
+    self._config = self.path / "config.json"
+    self._data = self.path / "data.json"
+    self._metrics = self.path / "metrics.csv"
+    self._summary = self.path / "summary.json"
+    self._preprocessing = self.path / "preprocessing.json"
+    self._clients = self.path / "clients.json"
+
+  def check(self, config: ml_collections.ConfigDict) -> None:
+    """Raises InputError if the folder holds something other than a run of `config`."""
+    with explain_os_errors(self.path):
+      if self._config.exists():
+        changed = differences(_object(self._config), as_json(config))
+        if changed:
+          more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+          raise InputError(
+            f"workdir {self.path} belongs to another config (config.{changed[0]} "
+            f"differs{more}): choose another workdir, or remove this one."
+          )
+      elif self.path.is_dir() and not _is_fresh(self.path):
+        raise InputError(
+          f"workdir {self.path} is not empty and holds no run: choose another workdir."
+        )
+
+  def claim(self, config: ml_collections.ConfigDict) -> None:
+    """Makes the folder this config's.
+
+    Raises:
+      InputError: If it holds a run of another config, or cannot be written.
+    """
+    self.check(config)
+    with explain_os_errors(self.path):
+      self.path.mkdir(parents=True, exist_ok=True)
+      # Written even when it is there: this is where a read-only folder shows.
+      write_json(self._config, as_json(config))
+
+  def claim_experiment(self, experiment: Experiment) -> None:
+    """Makes the folder this experiment's, with all that a model needs beside its state.
+
+    Raises:
+      InputError: If it holds a run of another config or of other rows, or cannot be
+        written.
+    """
+    self.claim(experiment.config)
+    self.claim_data(experiment.dataset)
+    with explain_os_errors(self.path):
+      write_json(self._preprocessing, experiment.preprocessor.to_json())
+      num_rows = experiment.federation.clients.x.shape[1]
+      clients = {"names": list(experiment.client_names), "num_rows": num_rows}
+      write_json(self._clients, clients)
+
+  def check_data(self, dataset: Dataset) -> None:
+    """Raises InputError if the folder holds a run of other rows."""
+    if not self._data.exists():
+      return
+    recorded, given = _object(self._data), _described(dataset)
+    if any(recorded.get(name) != given[name] for name in _IDENTITY):
+      raise InputError(
+        f"the rows of {dataset.name!r} are not those that the run in {self.path} "
+        "started with: restore them, or choose another workdir."
+      )
+
+  def claim_data(self, dataset: Dataset) -> None:
+    """Notes which rows the run is of, and refuses others when it is taken up again."""
+    self.check_data(dataset)
+    with explain_os_errors(self.path):
+      write_json(self._data, _described(dataset))
+
+  def feature_columns(self) -> tuple[str, ...]:
+    """Columns that the run predicts from, in their order; () in an older folder."""
+    recorded = _object(self._data) if self._data.exists() else {}
+    return tuple(recorded.get("features", ()))
+
+  def config(self) -> ml_collections.ConfigDict:
+    """The config of the run that this folder holds."""
+    if not self._config.exists():
+      raise InputError(
+        f"{self.path} holds no run: there is no {self._config.name} in it."
+      )
+    content = _object(self._config)
+    missing = [name for name in base() if name not in content]
+    if missing:
+      raise InputError(
+        f"the run in {self.path} was made by another version (its config has no "
+        f"{missing[0]!r}): train again."
+      )
+    if content["num_seeds"] > 1:
+      raise InputError(
+        f"{self.path} holds {content['num_seeds']} runs: name one of its folders, as "
+        f"{self.path}/seed_{content['seed']}."
+      )
+    return ml_collections.ConfigDict(content)
+
+  def copy_to(self, target: "RunFolder") -> None:
+    """Copies the run to another folder, or does nothing where that is this one.
+
+    Raises:
+      InputError: If this folder is gone, or the other one holds anything but this run.
+    """
+    config = self.config()
+    if target.path.resolve() == self.path.resolve():
+      return
+    target.check(config)
+    recorded = [_object(one._data) for one in (self, target) if one._data.exists()]
+    if any(one.get("digest") != recorded[0].get("digest") for one in recorded):
+      raise InputError(
+        f"{target.path} holds a model of other rows: choose another folder."
+      )
+    found = [path for path in self.path.rglob("*") if path.is_file()]
+    with explain_os_errors(target.path):
+      # The summary last: it is what marks a run as finished.
+      for path in sorted(found, key=lambda path: path == self._summary):
+        copy = target.path / path.relative_to(self.path)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(copy) as part:
+          shutil.copyfile(path, part)
+
+  # ------------------------------------------------------------------- metrics
+
+  def append_metrics(self, record: Record) -> None:
+    """Adds the row of one round and sees it to the disk."""
+    new = not self._metrics.exists()
+    with open(self._metrics, "a", newline="") as file:
+      writer = csv.DictWriter(file, list(record), lineterminator="\n")
+      if new:
+        writer.writeheader()
+      writer.writerow(record)
+      file.flush()
+      os.fsync(file.fileno())
+
+  def metrics(self) -> list[Record]:
+    """The complete rows so far; a row cut short by a kill ends the list."""
+    if not self._metrics.exists():
+      return []
+    records: list[Record] = []
+    text = self._metrics.read_text(errors="replace")
+    complete = text[: text.rfind("\n") + 1]
+    for row in csv.DictReader(complete.splitlines()):
+      record = _record(row)
+      if record is None or record.get("round") != len(records) + 1:
+        break
+      records.append(record)
+    return records
+
+  def keep_metrics(self, records: list[Record]) -> None:
+    """Replaces the rows by these, at one stroke."""
+    if not records:
+      self._metrics.unlink(missing_ok=True)
+      return
+    with replacing(self._metrics) as part, open(part, "w", newline="") as file:
+      writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
+      writer.writeheader()
+      writer.writerows(records)
+
+  def metrics_frame(self) -> pd.DataFrame:
+    return pd.DataFrame(self.metrics())
+
+  # ------------------------------------------------- summary and preprocessing
+
+  def summary(self) -> dict[str, Any] | None:
+    """The summary, once the run is finished."""
+    return read_json(self._summary) if self._summary.exists() else None
+
+  def write_summary(self, summary: dict[str, Any]) -> None:
+    write_json(self._summary, summary)
+
+  def write_preprocessing(self, preprocessor: Preprocessor) -> None:
+    write_json(self._preprocessing, preprocessor.to_json())
+
+  def preprocessing(self) -> Preprocessor:
+    if not self._preprocessing.exists():
+      raise InputError(f"{self.path} holds no trained model: train one first.")
+    return Preprocessor.from_json(read_json(self._preprocessing))
+
+  def clients(self) -> tuple[tuple[str, ...], int]:
+    """Names of the clients, and N, their padded rows; (), 1 in an older folder."""
+    if not self._clients.exists():
+      return (), 1
+    clients = _object(self._clients)
+    return tuple(clients["names"]), clients.get("num_rows", 1)
+
+
+def _described(dataset: Dataset) -> dict[str, Any]:
+  """The content of data.json."""
+  return {
+    "name": dataset.name,
+    "rows": dataset.num_rows,
+    "digest": dataset.digest(),
+    "features": list(dataset.features.columns),
+  }
+
+
+def _is_fresh(path: pathlib.Path) -> bool:
+  """Whether a folder is empty, but for what a kill in its first moment left."""
+  return all(entry.suffix == PARTIAL for entry in path.iterdir())
+
+
+def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The config as it reads back from a file: tuples as lists, and so on."""
+  content: dict[str, Any] = json.loads(json.dumps(config.to_dict()))
+  return content
+
+
+def _object(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a file that must hold a JSON object."""
+  content = read_json(path)
+  if not isinstance(content, dict):
+    raise InputError(f"{path} does not hold a JSON object: remove it.")
+  return content
+
+
+def _record(row: dict[str, Any]) -> Record | None:
+  """A row of the table as numbers; None if it is damaged."""
+  try:
+    return {name: _number(value) for name, value in row.items()}
+  except (TypeError, ValueError):
+    return None
+
+
+def _number(text: str) -> float | int:
+  try:
+    return int(text)
+  except ValueError:
+    return float(text)

@@ -1,0 +1,160 @@
+"""The host loop: rounds, of one training or several, until validation says enough."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedbnr_jax.federated import placement
+from fedbnr_jax.federated.federation import Federation
+from fedbnr_jax.run.experiment import EvaluationSet, Experiment
+from fedbnr_jax.run.journal import Journal, NonFiniteError, best_round
+from fedbnr_jax.run.program import Program
+from fedbnr_jax.run.records import Record, RunFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What a training leaves behind."""
+
+  state: Any  # State of server and clients at the best validation round.
+  history: list[Record]  # One record a round, in the target's unit.
+  score: str = "val_rmse"  # The column whose lowest value makes a round the best.
+  last: Any = None  # State after the last round.
+
+  @property
+  def best_round(self) -> int:
+    return best_round(self.history, self.score)
+
+  @property
+  def best(self) -> Record:
+    return self.history[self.best_round - 1]
+
+
+def train(
+  experiment: Experiment,
+  program: Program,
+  folder: RunFolder | None = None,
+  on_round: Callable[[Record], None] | None = None,
+) -> Result:
+  """Runs rounds until `patience` of them bring no better validation score.
+
+  Args:
+    experiment: From `experiment.build`.
+    program: From `make_program(experiment.algorithm, transform=jax.jit)`.
+    folder: Where records and checkpoints go, and where a stopped run is taken up
+      again, to the same bits as if it had not stopped; in memory only without it.
+    on_round: Called with every new record, for a progress display.
+
+  Raises:
+    NonFiniteError: If a loss or score is not finite.
+  """
+  (result,) = _train([experiment], program, [folder], on_round, _ONE)
+  if isinstance(result, NonFiniteError):
+    raise result
+  return result
+
+
+def train_batch(
+  experiments: Sequence[Experiment],
+  program: Program,
+  folders: Sequence[RunFolder | None],
+  on_round: Callable[[Record], None] | None = None,
+) -> list[Result | NonFiniteError]:
+  """Trains several experiments of the same shapes at once, as `build_seeds` makes them.
+
+  Args:
+    experiments: They differ in their seeds.
+    program: From `make_batched_program(experiments[0].algorithm, transform=jax.jit)`.
+    folders: One each.
+    on_round: Called with every new record of any of them.
+
+  Returns:
+    A result each, or, for one that diverged, the error that says so.
+  """
+  return _train(experiments, program, folders, on_round, _MANY)
+
+
+class _Axis(NamedTuple):
+  """How the arrays of trainings side by side are put together and taken apart."""
+
+  join: Callable[[Sequence[Any]], Any]
+  part: Callable[[Any, int], Any]  # On the host.
+
+
+_ONE = _Axis(lambda trees: trees[0], lambda tree, index: tree)
+_MANY = _Axis(
+  lambda trees: jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees),
+  lambda tree, index: jax.tree.map(lambda leaf: leaf[index], tree),
+)
+
+
+def _train(
+  experiments: Sequence[Experiment],
+  program: Program,
+  folders: Sequence[RunFolder | None],
+  on_round: Callable[[Record], None] | None,
+  axis: _Axis,
+) -> list[Result | NonFiniteError]:
+  journals = [
+    Journal(experiment, folder)
+    for experiment, folder in zip(experiments, folders, strict=True)
+  ]
+  _loop(journals, program, on_round or (lambda _: None), axis)
+  return [
+    journal.failure
+    or Result(journal.best, journal.history, journal.score, journal.last)
+    for journal in journals
+  ]
+
+
+def _loop(
+  journals: Sequence[Journal],
+  program: Program,
+  on_round: Callable[[Record], None],
+  axis: _Axis,
+) -> None:
+  """Runs rounds, for all trainings side by side, until the last is finished."""
+  mesh = journals[0].experiment.algorithm.placement.mesh
+  placed = [_placed(journal.experiment) for journal in journals]
+  federation, *evaluation = axis.join(placed)
+  keys = axis.join([journal.experiment.key_init for journal in journals])
+  state = program.init(placement.replicate_key(keys, mesh), federation)
+  states = [
+    journal.resume(axis.part(jax.tree.map(np.array, state), index))
+    for index, journal in enumerate(journals)
+  ]
+  if any(journal.history for journal in journals):
+    state = placement.replicate(axis.join(states), mesh)
+  while not all(journal.finished for journal in journals):
+    active = [not journal.finished for journal in journals]
+    start = time.perf_counter()
+    keys = axis.join([journal.key for journal in journals])
+    extra = () if axis is _ONE else (jnp.asarray(active),)
+    state, *scores = program.step(
+      placement.replicate_key(keys, mesh), state, federation, *evaluation, *extra
+    )
+    scores = jax.device_get(scores)
+    seconds = (time.perf_counter() - start) / sum(active)
+    # A copy: the step donates, and so overwrites, the state.
+    host = jax.tree.map(np.array, state)
+    for index, journal in enumerate(journals):
+      if active[index]:
+        info, validation, test = axis.part(scores, index)
+        now = axis.part(host, index)
+        journal.note(now, info, validation, test, seconds, on_round)
+
+
+def _placed(experiment: Experiment) -> tuple[Federation, EvaluationSet, EvaluationSet]:
+  """Puts the data of an experiment where the program wants it."""
+  mesh = experiment.algorithm.placement.mesh
+  federation = experiment.federation
+  if not experiment.config.stream_clients:
+    federation = placement.put_federation(federation, mesh)
+  return federation, *placement.replicate(
+    (experiment.validation, experiment.test), mesh
+  )

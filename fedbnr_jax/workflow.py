@@ -1,0 +1,285 @@
+"""A whole run: claim its folder, train, write figures, ledger and summary."""
+
+import contextlib
+import functools
+import os
+import pathlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import ml_collections
+
+from fedbnr_jax import membership
+from fedbnr_jax.data import Dataset
+from fedbnr_jax.files import explain_os_errors
+from fedbnr_jax.model import rows_have_changed
+from fedbnr_jax.prediction import method_key
+from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import journal, processes, training
+from fedbnr_jax.run.checkpoints import Checkpoints, Saved
+from fedbnr_jax.run.experiment import Experiment
+from fedbnr_jax.run.program import Program, make_batched_program, make_program
+from fedbnr_jax.run.records import Record, RunFolder, as_json
+
+
+class Progress(Protocol):
+  """What watches a run, such as a progress bar."""
+
+  def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
+    """Takes notice that rounds begin; `rounds_done` were done by an earlier start."""
+
+  def update(self, record: Record) -> None:
+    """Takes notice of a round, with its row of `metrics.csv`."""
+
+  def close(self) -> None:
+    """Takes notice that the rounds have ended, well or not."""
+
+
+class Outcome(NamedTuple):
+  """What became of a run.
+
+  Attributes:
+    was_finished: Whether the folder held the finished run, so that nothing was done.
+    summaries: The fields of `summary.json`, of each seed that was trained; none in
+      processes other than the first.
+    comparison: A table of test scores, of the global model and of each client trained
+      alone, where the config asks for it.
+    failure: Says which of several seeds diverged, if one did; the others are complete.
+    result: The training, if it was one, in the process that wrote its files.
+  """
+
+  was_finished: bool = False
+  summaries: Sequence[dict[str, Any]] = ()
+  comparison: str | None = None
+  failure: training.NonFiniteError | None = None
+  result: training.Result | None = None
+
+
+def train(
+  config: ml_collections.ConfigDict,
+  workdir: str | os.PathLike[str],
+  progress: Progress | None = None,
+  dataset: Dataset | None = None,
+) -> Outcome:
+  """Trains in a folder, or takes up what was stopped there; every process calls it.
+
+  Args:
+    config: Of one training, or of `num_seeds` of them.
+    workdir: The folder of the run; made if need be.
+    progress: Is called as rounds go by.
+    dataset: Instead of the one that `config.data` names.
+
+  Raises:
+    InputError: If the config, the data or the folder cannot be used.
+    NonFiniteError: If the only training diverges.
+  """
+  processes.all_do(lambda: config_lib.validate(config))
+  processes.require_same("config", as_json(config))
+  folder = RunFolder(workdir)
+  done = processes.first_does(lambda: is_finished(folder, config, dataset))
+  if processes.from_first(bool(done)):
+    return Outcome(was_finished=True)
+  experiments = processes.all_do(
+    lambda: (
+      experiment_lib.build_seeds(config)
+      if dataset is None
+      else [experiment_lib.build(config, dataset)]
+    )
+  )
+  processes.require_same("data", [one.dataset.digest() for one in experiments])
+  with explain_os_errors(folder.path):
+    if len(experiments) == 1:
+      return train_one(experiments[0], folder, progress)
+    return train_seeds(config, experiments, folder, progress)
+
+
+def train_one(
+  experiment: Experiment, folder: RunFolder, progress: Progress | None = None
+) -> Outcome:
+  """Trains one experiment and writes all files of its run."""
+  processes.first_does(lambda: folder.claim_experiment(experiment))
+  is_first = processes.is_first()
+  if not is_first and experiment.algorithm.placement.mesh is None:
+    return Outcome()  # Nothing is shared: the first process does it alone.
+  program = program_for(experiment)
+  rounds_done = len(folder.metrics()) if is_first else 0
+  with _watched(progress, experiment, rounds_done) as on_round:
+    own = folder if is_first else None
+    result = training.train(experiment, program, own, on_round)
+  if not is_first:
+    return Outcome()
+  comparison = write_results(experiment, program, result, folder)
+  summary = journal.summarise(experiment, result.history)
+  folder.write_summary(summary)  # Last: it is what marks the run as finished.
+  return Outcome(summaries=[summary], comparison=comparison, result=result)
+
+
+def train_seeds(
+  config: ml_collections.ConfigDict,
+  experiments: Sequence[Experiment],
+  folder: RunFolder,
+  progress: Progress | None = None,
+) -> Outcome:
+  """Trains several seeds side by side on the device, each with its own folder."""
+  folders = seed_folders(folder, config)
+
+  def claim() -> None:
+    folder.claim(config)
+    for experiment, own in zip(experiments, folders, strict=True):
+      own.claim_experiment(experiment)
+
+  processes.first_does(claim)
+  is_first = processes.is_first()
+  with _watched(progress, experiments[0], 0, len(experiments)) as on_round:
+    results = training.train_batch(
+      experiments,
+      make_batched_program(experiments[0].algorithm, transform=jax.jit),
+      folders if is_first else [None] * len(folders),
+      on_round=on_round,
+    )
+  if not is_first:
+    return Outcome()
+  program = program_for(experiments[0])
+  summaries, failure = [], None
+  for experiment, result, own in zip(experiments, results, folders, strict=True):
+    if isinstance(result, training.NonFiniteError):
+      failure = failure or training.NonFiniteError(
+        f"seed {experiment.config.seed}: {result}"
+      )
+      continue
+    write_results(experiment, program, result, own)
+    summaries.append(journal.summarise(experiment, result.history))
+    own.write_summary(summaries[-1])
+  if failure is None:
+    from fedbnr_jax.report import run as report
+
+    folder.write_summary(report.mean_summary(summaries))
+  return Outcome(summaries=summaries, failure=failure)
+
+
+def write_results(
+  experiment: Experiment,
+  program: Program,
+  result: training.Result,
+  folder: RunFolder,
+) -> str | None:
+  """Writes figures and ledger; compares clients alone where the config asks for it.
+
+  Returns:
+    The comparison, a table of scores as text, or None.
+  """
+  # Here, because Matplotlib takes long to import and a prediction needs none of it.
+  from fedbnr_jax.report import run as report
+
+  report.write_figures(experiment, program, result, folder.figures)
+  ledger = membership.of_training(experiment, result.state)
+  if ledger is not None:
+    membership.write(folder.posterior, ledger)
+  if not experiment.config.compare_clients or len(experiment.client_names) < 2:
+    return None
+  alone = report.train_clients_alone(experiment, jax.jit)
+  report.write_comparison(experiment, program, result, alone, folder.figures)
+  return report.comparison_text(experiment, result, alone[1])
+
+
+def save(
+  config: ml_collections.ConfigDict,
+  dataset: Dataset,
+  result: training.Result,
+  workdir: str | os.PathLike[str],
+) -> None:
+  """Writes the folder of a training that was done in memory, as `train` would have.
+
+  Raises:
+    InputError: If the folder holds something else, or this run with rows that joined
+      or left it since.
+  """
+  folder = RunFolder(workdir)
+  with warnings.catch_warnings(action="ignore"):  # They were given when it was fitted.
+    experiment = experiment_lib.build(config, dataset)
+  with explain_os_errors(folder.path):
+    folder.claim_experiment(experiment)
+    if membership.changes(folder.posterior):
+      raise rows_have_changed(folder)
+    folder.keep_metrics(result.history)
+    checkpoints = Checkpoints(folder.checkpoints)
+    checkpoints.discard_after(len(result.history))
+    checkpoints.save(Saved(len(result.history), result.last, result.state))
+    write_results(experiment, program_for(experiment), result, folder)
+    folder.write_summary(journal.summarise(experiment, result.history))
+
+
+def is_finished(
+  folder: RunFolder, config: ml_collections.ConfigDict, dataset: Dataset | None = None
+) -> bool:
+  """Whether the folder holds a finished run of this config.
+
+  Raises:
+    InputError: If the folder is another's, or the table has changed since the run.
+  """
+  folder.check(config)
+  if folder.summary() is None:
+    return False
+  # Other data than a table cannot have changed; and a table may be gone by now.
+  is_file = config.data.source == "table" and pathlib.Path(config.data.path).is_file()
+  if dataset is None and is_file:
+    with warnings.catch_warnings(action="ignore"):  # The training has given them.
+      dataset = experiment_lib.load_dataset(config)
+  if dataset is not None:
+    for own in (folder, *seed_folders(folder, config)):
+      own.check_data(dataset)
+  return True
+
+
+def seed_folders(
+  folder: RunFolder, config: ml_collections.ConfigDict
+) -> list[RunFolder]:
+  """The folders of a training of several seeds, one each."""
+  seeds = range(config.seed, config.seed + config.num_seeds)
+  return [RunFolder(folder.path / f"seed_{seed}") for seed in seeds]
+
+
+def program_for(experiment: Experiment) -> Program:
+  """The experiment's jitted program, shared by all that differ in data or seed only.
+
+  So trainings of one shape in one process, as in a grid search, compile once.
+  """
+  slot = _slot(method_key(experiment.config))
+  if not slot:
+    # It holds the algorithm, and nothing of the experiment's data.
+    slot.append(
+      make_program(
+        experiment.algorithm,
+        stream_clients=experiment.config.stream_clients,
+        transform=jax.jit,
+      )
+    )
+  return slot[0]
+
+
+@functools.lru_cache(maxsize=8)
+def _slot(key: str) -> list[Program]:
+  """Where the program of a config is kept."""
+  del key
+  return []
+
+
+@contextlib.contextmanager
+def _watched(
+  progress: Progress | None,
+  experiment: Experiment,
+  rounds_done: int,
+  num_runs: int = 1,
+) -> Iterator[Callable[[Record], None] | None]:
+  """Starts a progress display, gives what to call after a round, and closes it."""
+  if progress is None:
+    yield None
+    return
+  progress.start(experiment, rounds_done, num_runs)
+  try:
+    yield progress.update
+  finally:
+    progress.close()

@@ -1,0 +1,37 @@
+"""The map of the rooms is true, and every module says what it is about."""
+
+import ast
+import importlib
+import re
+
+import pytest
+
+from tests import layout
+
+
+def test_list_of_files_is_up_to_date():
+  text = layout.LAYOUT.read_text()
+  assert layout.with_listing(text) == text, "run python -m tests.layout"
+
+
+def test_docstrings_are_sentences_about_something():
+  """None begins as if somebody else's sentence went on."""
+  fragment = re.compile(r"(Of|Which|That|With|Whose)\b")
+  for folder in ("fedbnr_jax", "launch", "configs"):
+    for path in (layout.ROOT / folder).rglob("*.py"):
+      for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+          docstring = ast.get_docstring(node) or ""
+          name = getattr(node, "name", "module")
+          assert not fragment.match(docstring), f"{path}: {name}: {docstring[:60]}"
+
+
+@pytest.mark.parametrize("folder", ["launch", "configs", "benchmarks"])
+def test_every_script_can_be_imported(folder):
+  """They are not in the package, and so nothing else may notice what they miss."""
+  for path in sorted((layout.ROOT / folder).glob("*.py")):
+    try:
+      importlib.import_module(f"{folder}.{path.stem}")
+    except ModuleNotFoundError as error:
+      if error.name != "torch":  # An extra that the tests do not install.
+        raise
