@@ -83,7 +83,7 @@ class Sites:
       self._processes.append(process)
 
   def start(self, config: ml_collections.ConfigDict, clients: Rows) -> None:
-    """Gives each process the config and the rows of its client."""
+    """Gives each process in turn the config and the rows of its client."""
     num_clients = len(self._connections)
     for number, connection in enumerate(self._connections):
       rows = [np.asarray(a)[number] for a in (clients.x, clients.y, clients.mask)]
@@ -96,14 +96,18 @@ class Sites:
       connection.send_bytes(b"c" + json.dumps(content).encode())
       for array in rows:
         connection.send_bytes(array.tobytes())
-    for connection in self._connections:
       assert connection.recv_bytes() == b"ready"
 
   def ask(self, number: int, down: bytes) -> list[bytes]:
-    """Sends a message to all, and waits for their answers."""
+    """Sends a message to one after another, and waits for each answer.
+
+    In turns, because what the first process compiles the others read from the cache.
+    """
+    answers = []
     for connection in self._connections:
       connection.send_bytes(b"m" + bytes([number]) + down)
-    return [connection.recv_bytes() for connection in self._connections]
+      answers.append(connection.recv_bytes())
+    return answers
 
   def close(self) -> None:
     """Ends the processes."""

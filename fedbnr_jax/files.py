@@ -56,10 +56,13 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 def write_arrays(
   path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray], note: Any = None
 ) -> None:
-  """Writes named arrays, and a note that JSON can hold, as one npz file."""
+  """Writes named arrays of numbers, and a note that JSON can hold, as one npz file."""
   text = np.frombuffer(json.dumps(note).encode(), np.uint8)
+  content = {_NOTE: text} | {name: np.asarray(a) for name, a in arrays.items()}
+  # NumPy would pickle an array of objects; before 2.2 `savez` cannot be told not to.
+  assert not any(array.dtype.hasobject for array in content.values())
   with replacing(path) as part, open(part, "wb") as file:
-    np.savez(file, allow_pickle=False, **{_NOTE: text}, **arrays)
+    np.savez(file, **content)
 
 
 def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Any]:

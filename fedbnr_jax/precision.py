@@ -14,4 +14,6 @@ def float64() -> contextlib.AbstractContextManager[None]:
   """
   if "JAX_ENABLE_X64" in os.environ:
     return contextlib.nullcontext()
+  if not hasattr(jax, "enable_x64"):  # Before JAX 0.8, as in some notebook services.
+    return jax.experimental.enable_x64(True)  # type: ignore[attr-defined]
   return jax.enable_x64(True)

@@ -40,7 +40,9 @@ FOURIER = [*urk.SPECTRA, "deep", "multiply", "add"]
 
 
 def _jitted(feature_map):
-  return urk.FeatureMap(jax.jit(feature_map.init), jax.jit(feature_map.apply))
+  return feature_map._replace(
+    init=jax.jit(feature_map.init), apply=jax.jit(feature_map.apply)
+  )
 
 
 @functools.cache
@@ -66,6 +68,14 @@ def _grams(feature_map, x, num_seeds):
     for params in _draws(feature_map, num_seeds)
   ]
   return np.stack([one @ one.T for one in features])
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_seed_gives_the_draws_of_the_start(name):
+  """So that a client which is sent the seed has the server's ω, to the bit."""
+  drawn = urk.draw_omega(MAPS[name](S), jax.random.key_data(KEY), X)
+  start = MAPS[name](S).init(KEY, X).omega
+  jax.tree.map(np.testing.assert_array_equal, drawn, start)
 
 
 # ----------------------------------------------------------------- closed forms

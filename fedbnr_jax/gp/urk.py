@@ -42,11 +42,13 @@ class FeatureParams(struct.PyTreeNode):
 
 
 class FeatureMap(NamedTuple):
-  """A kernel as a pair of pure functions, as in Flax and Optax."""
+  """A kernel as pure functions, as in Flax and Optax."""
 
   # (key, x [N, D]) -> parameters; only the shape and type of x matter.
   init: Callable[[chex.PRNGKey, jax.Array], FeatureParams]
   apply: Callable[[FeatureParams, jax.Array], jax.Array]  # x [N, D] -> [N, M]
+  # (key, x [N, D]) -> ω [S, ...], the draws that `init` makes of the same key.
+  draw: Callable[[chex.PRNGKey, jax.Array], Any]
   # The squared norm of the features of every row, where all rows have the same one.
   squared_norm: float | None = None
 
@@ -65,8 +67,7 @@ def draw_omega(feature_map: FeatureMap, seed: jax.Array, x: jax.Array) -> Any:
     seed: [2] uint32, `jax.random.key_data` of the key that `init` was given.
     x: [N, D] rows, of which only the shape and type matter.
   """
-  key = jax.random.wrap_key_data(seed)
-  return feature_map.init(key, jnp.zeros(x.shape, x.dtype)).omega
+  return feature_map.draw(jax.random.wrap_key_data(seed), jnp.zeros_like(x))
 
 
 def from_function(
@@ -95,11 +96,15 @@ def from_function(
   if num_samples < 2:
     raise InputError(f"num_samples must be at least 2, got {num_samples}.")
 
-  def init(key: chex.PRNGKey, x: jax.Array) -> FeatureParams:
+  def draw(key: chex.PRNGKey, x: jax.Array) -> Any:
     chex.assert_rank(x, 2)
-    key_omega, key_theta = jax.random.split(key)
+    key_omega, _ = jax.random.split(key)
     keys = jax.random.split(key_omega, num_samples)
-    omega = jax.vmap(sample_omega, in_axes=(0, None))(keys, x[0])
+    return jax.vmap(sample_omega, in_axes=(0, None))(keys, x[0])
+
+  def init(key: chex.PRNGKey, x: jax.Array) -> FeatureParams:
+    omega = draw(key, x)
+    _, key_theta = jax.random.split(key)
     one_omega = jax.tree.map(lambda draws: draws[0], omega)
     theta = {} if init_theta is None else init_theta(key_theta, one_omega, x[0])
     return FeatureParams(omega, theta)
@@ -117,7 +122,7 @@ def from_function(
     return features.reshape(x.shape[0], -1) * scale
 
   squared_norm = num_samples / (num_samples - 1) if unit_norm else None
-  return FeatureMap(init, apply, squared_norm)
+  return FeatureMap(init, apply, draw, squared_norm)
 
 
 def sample_spectrum(key: chex.PRNGKey, spectrum: str, x: jax.Array) -> jax.Array:
