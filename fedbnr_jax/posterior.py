@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedbnr_jax import files, membership, precision
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.lock import alone_in
 from fedbnr_jax.model import load
 from fedbnr_jax.run.records import RunFolder
 
@@ -49,6 +50,17 @@ def change_rows(
     InputError: If the run is not finished, its method has no last layer of all
       clients' rows, or a row to remove is not in.
   """
+  load(workdir)  # Refuses a folder that holds no run before anything is written to it.
+  with alone_in(workdir):
+    return _change_rows(workdir, add, remove)
+
+
+def _change_rows(
+  workdir: str | os.PathLike[str],
+  add: Iterable[tuple[str, pd.DataFrame]],
+  remove: Iterable[tuple[str, pd.DataFrame]],
+) -> ChangedRows:
+  """Does what `change_rows` says, while nobody else writes the folder."""
   folder, trained = RunFolder(workdir), load(workdir)
   if not trained.scores:
     raise InputError(f"the training in {workdir} is not finished: let it finish.")

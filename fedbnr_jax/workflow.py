@@ -14,6 +14,7 @@ import ml_collections
 from fedbnr_jax import membership
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.files import explain_os_errors
+from fedbnr_jax.lock import alone_in
 from fedbnr_jax.model import rows_have_changed
 from fedbnr_jax.prediction import method_key
 from fedbnr_jax.run import config as config_lib
@@ -90,7 +91,8 @@ def train(
     )
   )
   processes.require_same("data", [one.dataset.digest() for one in experiments])
-  with explain_os_errors(folder.path):
+  with explain_os_errors(folder.path), contextlib.ExitStack() as lock:
+    processes.first_does(lambda: lock.enter_context(alone_in(folder.path)))
     if len(experiments) == 1:
       return train_one(experiments[0], folder, progress)
     return train_seeds(config, experiments, folder, progress)
@@ -200,7 +202,9 @@ def save(
   folder = RunFolder(workdir)
   with warnings.catch_warnings(action="ignore"):  # They were given when it was fitted.
     experiment = experiment_lib.build(config, dataset)
-  with explain_os_errors(folder.path):
+  folder.check(config)
+  folder.check_data(dataset)
+  with explain_os_errors(folder.path), alone_in(folder.path):
     folder.claim_experiment(experiment)
     if membership.changes(folder.posterior):
       raise rows_have_changed(folder)

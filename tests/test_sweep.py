@@ -500,7 +500,7 @@ def test_workers_end_with_their_sweep_killed_or_stopped_and_keep_their_rounds(tm
   killed = started(tmp_path, 2)
   # Until then nobody else trains the same runs.
   assert_refused(
-    lambda: sweep.sweep(small(**ENDLESS), tmp_path, 1), "another sweep is at work"
+    lambda: sweep.sweep(small(**ENDLESS), tmp_path, 1), "another program", "is writing"
   )
   killed.kill()
   killed.communicate()

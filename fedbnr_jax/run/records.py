@@ -10,6 +10,7 @@ from typing import Any
 import ml_collections
 import pandas as pd
 
+from fedbnr_jax import lock
 from fedbnr_jax.data import Dataset, Preprocessor
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import (
@@ -144,8 +145,8 @@ class RunFolder:
       raise InputError(
         f"{target.path} holds a model of other rows: choose another folder."
       )
-    found = [path for path in self.path.rglob("*") if path.is_file()]
-    with explain_os_errors(target.path):
+    found = [p for p in self.path.rglob("*") if p.is_file() and p.name != lock.NAME]
+    with explain_os_errors(target.path), lock.alone_in(target.path):
       # The summary last: it is what marks a run as finished.
       for path in sorted(found, key=lambda path: path == self._summary):
         copy = target.path / path.relative_to(self.path)
@@ -230,7 +231,7 @@ def _described(dataset: Dataset) -> dict[str, Any]:
 
 def _is_fresh(path: pathlib.Path) -> bool:
   """Whether a folder is empty, but for what a kill in its first moment left."""
-  return all(entry.suffix == PARTIAL for entry in path.iterdir())
+  return all(e.suffix == PARTIAL or e.name == lock.NAME for e in path.iterdir())
 
 
 def as_json(config: ml_collections.ConfigDict) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Every run has its own folder under `workdir/runs`, and what it printed in
 `workdir/logs`; a second start skips what is finished and takes up what was stopped.
 """
 
+import contextlib
 import multiprocessing
 import pathlib
 import shlex
@@ -14,12 +15,12 @@ import ml_collections
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
+from fedbnr_jax.lock import NAME, alone_in
 from fedbnr_jax.run import cores
 from fedbnr_jax.run.records import RunFolder, as_json
 from fedbnr_jax.sweep import jobs
 from fedbnr_jax.sweep.grid import Run, expand
 from fedbnr_jax.sweep.jobs import Job, Train
-from fedbnr_jax.sweep.lock import alone_with
 from fedbnr_jax.sweep.schedule import Schedule, Standing
 from fedbnr_jax.sweep.table import RunTable
 from fedbnr_jax.sweep.workers import Worker
@@ -96,7 +97,11 @@ def run_grid(
     return Job(as_json(runs[run]), str(folder), f"{logs / run.name}.log", command)
 
   schedule = Schedule(waiting, workers, job, on_message)
-  with alone_with(path):
+  with contextlib.ExitStack() as locks:
+    # A whole sweep has the folder to itself; shards share it, each with its part.
+    locks.enter_context(alone_in(workdir, shared=count > 1))
+    if count > 1:
+      locks.enter_context(alone_in(workdir, f"{NAME}{suffix}"))
     table = RunTable(path, logs, runs, folders)
     _work_off(schedule, table, lambda: on_progress(schedule.progress(len(runs))))
   return Outcome(len(runs), schedule.failures, path, logs)
