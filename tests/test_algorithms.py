@@ -323,19 +323,19 @@ def test_floats_are_those_of_the_messages_of_one_client(method):
 
 
 def test_floats_of_one_method_by_hand():
-  """S = 3 samples give M = 6 features; θ is one length-scale.
+  """S = 3 samples give M = 6 features; θ is a length-scale for each of two inputs.
 
-  fedbnr down: the kernel to start from (a seed of 2, θ, log σ, log λ) 5, and again for
-  the statistics (a seed, θ) 3. Up: θ, σ, λ and the weight 4; the Gram's triangle
+  fedbnr down: the kernel to start from (a seed of 2, θ, log σ, log λ) 6, and again for
+  the statistics (a seed, θ) 4. Up: θ, σ, λ and the weight 5; the Gram's triangle
   6 · 7 / 2 = 21, the moment 6, energy, count and one for the client: 30.
-  fedbnr-kd-ev also sends down the server's 6 inputs of 2 numbers: 17; up goes the Gram
-  on them 6 · 7 / 2 = 21 with its count, and, to start from the mean, the 4 above: 26.
-  Then noise that varies: down a seed, θ and w̄, σ: 10; and later u, c too: 17. Up come
+  fedbnr-kd-ev also sends down the server's 6 inputs of 2 numbers: 18; up goes the Gram
+  on them 6 · 7 / 2 = 21 with its count, and, to start from the mean, the 5 above: 27.
+  Then noise that varies: down a seed, θ and w̄, σ: 11; and later u, c too: 18. Up come
   its moments, 6 + 6 + 1 + 1, and one ratio.
   """
   for method, up, down in (
-    ("fedbnr", 4 + 30, 5 + 3),
-    ("fedbnr-kd-ev", 26 + 30 + 14 + 1, 17 + 3 + 10 + 17),
+    ("fedbnr", 5 + 30, 6 + 4),
+    ("fedbnr-kd-ev", 27 + 30 + 14 + 1, 18 + 4 + 11 + 18),
   ):
     info = methods.two_rounds(method).infos[0]
     assert (int(info.floats_up), int(info.floats_down)) == (up, down), method

@@ -6,6 +6,8 @@ gradient that pooling would give. A step is two exchanges: one sums gradients, t
 sums statistics under the new kernel.
 """
 
+from typing import Any
+
 import chex
 import ml_collections
 import optax
@@ -85,8 +87,10 @@ def exact(
     varying_noise=noise != "constant",
   )
 
-  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
-    state = start(key, num_clients, rows)
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
+  ) -> ServerState:
+    state = start(key, num_clients, rows, inputs)
     descent = first_descent(state, optimizer.init(state.params))
     return state.replace(optimizer=descent)
 

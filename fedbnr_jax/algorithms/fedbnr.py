@@ -97,7 +97,7 @@ def fedbnr(
 class LearningMessage(NamedTuple):
   """Down: where a client's local steps start, and what the aggregator needs."""
 
-  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  source: urk.Source  # From which ω is drawn.
   params: ModelParams
   inputs: Message  # [Q, D] the server's inputs for distillation, or ().
 
@@ -113,12 +113,14 @@ def learn_kernel(
   """Makes phase 1: local steps on the evidence, and one kernel made of all."""
 
   def broadcast(state: ServerState, server_set: ServerSet | None) -> LearningMessage:
-    return LearningMessage(state.seed, state.params, aggregator.inputs(server_set))
+    return LearningMessage(
+      last_layer.source_of(state), state.params, aggregator.inputs(server_set)
+    )
 
   def client(
     down: LearningMessage, own: Own, rows: Rows
   ) -> tuple[Message, Own, Report]:
-    omega = urk.draw_omega(feature_map, down.seed, rows.x)
+    omega = urk.draw_omega(feature_map, down.source, rows.x)
     local, losses = local_evidence_steps(
       feature_map,
       optimizer,

@@ -1,21 +1,29 @@
 """The kernel that a config names, built from the fields that its builder asks for."""
 
-import inspect
+from typing import Any
 
 import ml_collections
 
 from fedbnr_jax.gp import urk
-from fedbnr_jax.names import require_choice
 
 
-def from_config(config: ml_collections.ConfigDict) -> urk.FeatureMap:
+def from_config(
+  config: ml_collections.ConfigDict, num_samples: int | None = None
+) -> urk.FeatureMap:
   """Builds `config.kernel`.
 
-  Its arguments are the config's fields of the same name, and those of the group that is
-  named like the kernel, such as `config.polynomial.degree`.
+  The arguments of each part are the config's fields of the same name, and those of the
+  part's own group, such as `config.polynomial.degree`, or `config.ard.basis` of the
+  stationary kernels.
+
+  Args:
+    config: Of a run.
+    num_samples: S, if not `config.num_samples`.
   """
-  require_choice("config.kernel", config.kernel, urk.KERNELS)
-  builder = urk.KERNELS[config.kernel]
-  names = inspect.signature(builder).parameters
-  options = {name: config[name] for name in names if name in config}
-  return builder(**options, **config.get(config.kernel, {}))
+
+  def options(part: str) -> dict[str, Any]:
+    group = "ard" if part in urk.SPECTRA else part
+    given = {**config, **config.get(group, {})}
+    return given if num_samples is None else given | {"num_samples": num_samples}
+
+  return urk.build(config.kernel, options)

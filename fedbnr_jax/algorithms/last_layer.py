@@ -56,12 +56,15 @@ def initial_state(
 ) -> InitServer:
   """Makes `init_server` of a method: a random kernel and the prior."""
 
-  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
+  ) -> ServerState:
     del num_clients
     dtype = rows.x.dtype
-    start = feature_map.init(key, rows.x)
+    inputs = inputs if feature_map.needs_inputs else ()
+    start = feature_map.init(key, rows.x, inputs)
     params = model_params(start.theta, initial_noise_std, initial_prior_std, dtype)
-    stats = blr.empty_stats(urk.num_features(feature_map, rows.x))
+    stats = blr.empty_stats(urk.num_features(feature_map, rows.x, inputs))
     wide = stats.gram.dtype
     prior = blr.posterior(
       stats, params.noise_std.astype(wide), params.prior_std.astype(wide)
@@ -78,11 +81,17 @@ def initial_state(
       params=params,
       omega=start.omega,
       seed=jax.random.key_data(key),
+      inputs=inputs,
       stats=stats,
       posterior=prior,
     )
 
   return init_server
+
+
+def source_of(state: ServerState) -> urk.Source:
+  """Returns what a client needs to draw the server's ω."""
+  return urk.Source(state.seed, state.inputs)
 
 
 # --------------------------------------------------------------------- statistics
@@ -91,7 +100,7 @@ def initial_state(
 class KernelMessage(NamedTuple):
   """Down: the kernel under which statistics are wanted."""
 
-  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  source: urk.Source  # From which ω is drawn.
   theta: Any
 
 
@@ -145,12 +154,12 @@ def condition(
 
   def broadcast(state: ServerState, server_set: ServerSet | None) -> KernelMessage:
     del server_set
-    return KernelMessage(state.seed, state.params.theta)
+    return KernelMessage(source_of(state), state.params.theta)
 
   def client(
     down: KernelMessage, own: Own, rows: Rows
   ) -> tuple[StatisticsMessage, Own, Report]:
-    omega = urk.draw_omega(feature_map, down.seed, rows.x)
+    omega = urk.draw_omega(feature_map, down.source, rows.x)
     return statistics_message(feature_map, down.theta, omega, rows), own, {}
 
   def server(
@@ -185,7 +194,7 @@ def condition(
 class ResidualMessage(NamedTuple):
   """Down: what a client needs to compute its residuals."""
 
-  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  source: urk.Source  # From which ω is drawn.
   theta: Any
   fitted: blr.MeanAndNoise
 
@@ -202,12 +211,12 @@ def learn_noise(
   def first_down(state: ServerState, server_set: ServerSet | None) -> ResidualMessage:
     del server_set
     fitted = blr.MeanAndNoise(state.posterior.mean, state.posterior.noise_std)
-    return ResidualMessage(state.seed, state.params.theta, fitted)
+    return ResidualMessage(source_of(state), state.params.theta, fitted)
 
   def second_down(state: ServerState, server_set: ServerSet | None) -> ResidualMessage:
     del server_set
     fitted = blr.mean_and_noise(state.posterior)
-    return ResidualMessage(state.seed, state.params.theta, fitted)
+    return ResidualMessage(source_of(state), state.params.theta, fitted)
 
   def summing(summary: Any) -> Any:
     """Makes the client's side from a function that sums over its residuals."""
@@ -215,7 +224,7 @@ def learn_noise(
     def client(
       down: ResidualMessage, own: Own, rows: Rows
     ) -> tuple[Message, Own, Report]:
-      omega = urk.draw_omega(feature_map, down.seed, rows.x)
+      omega = urk.draw_omega(feature_map, down.source, rows.x)
       features = features_of(feature_map, down.theta, omega, rows.x)
       return summary(features, rows.y, down.fitted, rows.mask), own, {}
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedbnr_jax.algorithms import last_layer
 from fedbnr_jax.algorithms.safeguard import Descent
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.exchange import Exchange, Message, Own, Report
@@ -25,7 +26,7 @@ from fedbnr_jax.gp.kernel_model import ModelParams, features_of
 class PosteriorMessage(NamedTuple):
   """Down: the kernel, and what of the posterior the bound of the evidence needs."""
 
-  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  source: urk.Source  # From which ω is drawn.
   theta: Any
   fitted: blr.MeanAndNoise
   covariance: jax.Array  # [M(M + 1)/2] triangle of A⁻¹.
@@ -34,12 +35,14 @@ class PosteriorMessage(NamedTuple):
 def _posterior_message(state: ServerState) -> PosteriorMessage:
   fitted = blr.MeanAndNoise(state.posterior.mean, state.posterior.noise_std)
   covariance = blr.pack(state.optimizer.covariance)
-  return PosteriorMessage(state.seed, state.params.theta, fitted, covariance)
+  return PosteriorMessage(
+    last_layer.source_of(state), state.params.theta, fitted, covariance
+  )
 
 
 def _bound(feature_map: urk.FeatureMap, down: PosteriorMessage, rows: Rows) -> Any:
   """Makes the function θ -> (bound [] in nats, squared residuals []) of a client."""
-  omega = urk.draw_omega(feature_map, down.seed, rows.x)
+  omega = urk.draw_omega(feature_map, down.source, rows.x)
   covariance = blr.unpack(down.covariance)
 
   def bound(theta: Any) -> tuple[jax.Array, jax.Array]:

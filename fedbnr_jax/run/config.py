@@ -45,7 +45,9 @@ def base() -> ml_collections.ConfigDict:
   config.num_seeds = 1  # Trainings with seed, seed + 1, ... batched on the device.
   config.dtype = "float32"  # Type of the network; the linear algebra is float64.
 
-  config.kernel = "deep"  # Or "replicate", "polynomial", "exponential", a spectrum.
+  # "deep", "replicate", "polynomial", "exponential", "linear", a stationary kernel such
+  # as "gaussian" or "matern32", or a sum, such as "matern32+linear".
+  config.kernel = "deep"
   config.num_samples = 50  # S, draws of ω.
   config.hidden_size = 200  # s, width of the extractor.
   config.num_hidden_layers = 1
@@ -59,6 +61,14 @@ def base() -> ml_collections.ConfigDict:
   config.replicate = ml_collections.ConfigDict()  # For kernel "replicate".
   config.replicate.policy = "multiply"  # Or "add".
   config.replicate.noise_scale = 0.5
+
+  config.ard = ml_collections.ConfigDict()  # For stationary kernels.
+  config.ard.length_scale = 1.0  # Initial, of every input.
+  # Features: "fourier", by random frequencies; "inducing", by inputs that are drawn
+  # from what sums over the clients say of theirs.
+  config.ard.basis = "fourier"
+  config.ard.isotropic = False  # One length-scale for all inputs.
+  config.ard.orthogonal = False  # Frequencies that are orthogonal in blocks.
 
   config.polynomial = ml_collections.ConfigDict()  # For kernel "polynomial".
   config.polynomial.degree = 2
