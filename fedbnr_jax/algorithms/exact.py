@@ -19,7 +19,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
 from fedbnr_jax.federated.exchange import Exchange, Stage
 from fedbnr_jax.federated.federation import Rows
-from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.federated.optimizers import adam, lbfgs
 from fedbnr_jax.federated.participation import Participation
 from fedbnr_jax.federated.placement import Placement
 from fedbnr_jax.federated.state import ServerState
@@ -38,6 +38,7 @@ def exact(
   scales: last_layer.Scales = last_layer.trained_scales,
   safeguard: bool = False,
   fresh: bool = True,
+  trace: bool = False,
   noise: str = "constant",
   with_noise: bool = True,
   initial_noise_std: float = 0.5,
@@ -59,6 +60,8 @@ def exact(
       by the statistics.
     safeguard: Take a step back if the global evidence falls, and try a shorter one.
     fresh: Whether the optimiser's state starts afresh every round.
+    trace: Whether the objective is the evidence with the trace term of Titsias (2009),
+      which charges for what inducing features lose of the kernel's variance.
     noise: Of predictions: "constant", the trained σ; "varying" with the input, by
       residuals of the rows in the posterior; "held-out", by those of other rows.
     with_noise: Whether predicted variances are of y, or of the function alone.
@@ -91,7 +94,7 @@ def exact(
     key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
   ) -> ServerState:
     state = start(key, num_clients, rows, inputs)
-    descent = first_descent(state, optimizer.init(state.params))
+    descent = first_descent(state, optimizer.init(state.params), trace=trace)
     return state.replace(optimizer=descent)
 
   def begin(state: ServerState) -> ServerState:
@@ -100,7 +103,9 @@ def exact(
     descent = state.optimizer.replace(optimizer=optimizer.init(state.params))
     return state.replace(optimizer=descent)
 
-  first, again, from_all = _statistics(feature_map, scales, safeguard, participation)
+  first, again, from_all = _statistics(
+    feature_map, scales, safeguard, participation, trace
+  )
   stages: tuple[Stage, ...] = (
     Stage((first,), begin=begin),
     Stage((step, again), num_steps),
@@ -132,6 +137,7 @@ def _statistics(
   scales: last_layer.Scales,
   safeguard: bool,
   participation: Participation,
+  trace: bool,
 ) -> tuple[Exchange, Exchange, Exchange]:
   """Makes the exchanges of statistics: before a step, after each, at the end."""
   full = participation.is_full
@@ -143,6 +149,7 @@ def _statistics(
       scales=scales,
       # Where σ and λ are the optimiser's, they are in the parameters already.
       feedback=scales is not last_layer.trained_scales,
+      with_missing=trace,
     )
     # With the same clients as in the round before, the state is as it was left.
     return accept_or_return(exchange, guarded=guarded, unchanged=full)
@@ -193,6 +200,7 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     safeguard=economical,
     # Gradients of other clients' rows tell nothing of curvature.
     fresh=options.optimizer == "adam" or not shared["participation"].is_full,
+    trace=options.trace,
     noise=options.noise,
     warm_up=fedbnr.from_config(config).stages if num_warm_up else (),
     num_warm_up=num_warm_up,
@@ -202,7 +210,7 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
 
 def _lbfgs(learning_rate: float) -> optax.GradientTransformation:
   del learning_rate  # Its steps have a length of their own.
-  return optax.chain(optax.scale_by_lbfgs(memory_size=10), optax.scale(-1.0))
+  return lbfgs()
 
 
 OPTIMIZERS = {"adam": adam, "lbfgs": _lbfgs}

@@ -112,10 +112,26 @@ class StatisticsMessage(struct.PyTreeNode):
   energy: jax.Array  # [] yᵀy.
   count: jax.Array  # [] rows.
   num_clients: jax.Array  # [] int32, one.
+  missing: Any = ()  # [] what the features lose of the kernel's variance, if asked for.
+
+
+def missing_variance(
+  feature_map: urk.FeatureMap, theta: Any, omega: Any, rows: Rows
+) -> jax.Array:
+  """Sums over a client's rows what features lose of the kernel's variance []."""
+  if feature_map.missing is None:
+    return jnp.zeros((), blr.statistics_dtype())
+  lost = feature_map.missing(urk.FeatureParams(omega, theta), rows.x)
+  return jnp.sum(jnp.where(rows.mask, lost, 0.0)).astype(blr.statistics_dtype())
 
 
 def statistics_message(
-  feature_map: urk.FeatureMap, theta: Any, omega: Any, rows: Rows
+  feature_map: urk.FeatureMap,
+  theta: Any,
+  omega: Any,
+  rows: Rows,
+  *,
+  with_missing: bool = False,
 ) -> StatisticsMessage:
   """Sums a client's rows under a kernel."""
   features = features_of(feature_map, theta, omega, rows.x)
@@ -126,6 +142,7 @@ def statistics_message(
     stats.energy,
     stats.count,
     jnp.ones((), jnp.int32),
+    missing_variance(feature_map, theta, omega, rows) if with_missing else (),
   )
 
 
@@ -142,6 +159,7 @@ def condition(
   everybody: bool,
   scales: Scales = trained_scales,
   feedback: bool = False,
+  with_missing: bool = False,
 ) -> Exchange:
   """Makes phase 2: the kernel down, statistics up, one posterior.
 
@@ -150,6 +168,8 @@ def condition(
     everybody: Whether clients that do not train in the round send statistics too.
     scales: How σ and λ of the posterior are found.
     feedback: Whether the kernel's training goes on from these σ and λ.
+    with_missing: Whether clients also send how much of the kernel's variance its
+      features lose.
   """
 
   def broadcast(state: ServerState, server_set: ServerSet | None) -> KernelMessage:
@@ -160,7 +180,10 @@ def condition(
     down: KernelMessage, own: Own, rows: Rows
   ) -> tuple[StatisticsMessage, Own, Report]:
     omega = urk.draw_omega(feature_map, down.source, rows.x)
-    return statistics_message(feature_map, down.theta, omega, rows), own, {}
+    message = statistics_message(
+      feature_map, down.theta, omega, rows, with_missing=with_missing
+    )
+    return message, own, {}
 
   def server(
     state: ServerState, server_set: ServerSet | None, total: StatisticsMessage

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from fedbnr_jax.algorithms import last_layer
-from fedbnr_jax.algorithms.safeguard import Descent
+from fedbnr_jax.algorithms.safeguard import Descent, trace_weight
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.exchange import Exchange, Message, Own, Report
 from fedbnr_jax.federated.federation import Rows, ServerSet
@@ -30,13 +30,18 @@ class PosteriorMessage(NamedTuple):
   theta: Any
   fitted: blr.MeanAndNoise
   covariance: jax.Array  # [M(M + 1)/2] triangle of A⁻¹.
+  trace_weight: Any = ()  # [] λ²/2σ², where the trace term is part of the objective.
 
 
 def _posterior_message(state: ServerState) -> PosteriorMessage:
   fitted = blr.MeanAndNoise(state.posterior.mean, state.posterior.noise_std)
   covariance = blr.pack(state.optimizer.covariance)
   return PosteriorMessage(
-    last_layer.source_of(state), state.params.theta, fitted, covariance
+    last_layer.source_of(state),
+    state.params.theta,
+    fitted,
+    covariance,
+    () if isinstance(state.optimizer.missing, tuple) else trace_weight(state.posterior),
   )
 
 
@@ -47,7 +52,11 @@ def _bound(feature_map: urk.FeatureMap, down: PosteriorMessage, rows: Rows) -> A
 
   def bound(theta: Any) -> tuple[jax.Array, jax.Array]:
     features = features_of(feature_map, theta, omega, rows.x)
-    return blr.majoriser(features, rows.y, down.fitted, covariance, rows.mask)
+    value, squares = blr.majoriser(features, rows.y, down.fitted, covariance, rows.mask)
+    if not isinstance(down.trace_weight, tuple):
+      missing = last_layer.missing_variance(feature_map, theta, omega, rows)
+      value += down.trace_weight * missing
+    return value, squares
 
   return bound
 
@@ -96,6 +105,9 @@ def follow_gradient(
     by_scales = blr.scale_gradient(
       state.stats, state.posterior, descent.covariance, total.squares
     )
+    if not isinstance(descent.missing, tuple):
+      twice = 2.0 * trace_weight(state.posterior) * descent.missing
+      by_scales = (by_scales[0] - twice, by_scales[1] + twice)
     gradient = jax.tree.map(
       lambda leaf, like: (leaf / state.stats.count.astype(leaf.dtype)).astype(
         like.dtype

@@ -127,6 +127,8 @@ def base() -> ml_collections.ConfigDict:
   # Local steps on the majoriser of the global evidence in each exchange; 0: none, the
   # server follows the exact gradient.
   config.exact.local_steps = 0
+  # Whether the objective charges for the variance that inducing features lose.
+  config.exact.trace = False
   config.exact.warm_start_rounds = 0  # Rounds of fedbnr before the first exact one.
   # Noise of predictions: "constant"; "varying", as above; or "held-out", which follows
   # residuals of validation rows, for kernels that learn their own rows by heart.

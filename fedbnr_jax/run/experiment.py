@@ -10,6 +10,7 @@ import numpy as np
 from flax import struct
 
 from fedbnr_jax import algorithms
+from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.data import (
   Dataset,
   Preprocessor,
@@ -24,6 +25,7 @@ from fedbnr_jax.federated import federation as federation_lib
 from fedbnr_jax.federated import partition as partition_lib
 from fedbnr_jax.federated.federation import Federation, ServerSet
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import input_summary
 
 # Streams of randomness drawn from the one seed. What depends on the number of
 # clients has a stream of its own, so that the others do not.
@@ -127,6 +129,10 @@ def build(
     dtype=config.dtype,
     on_host=True,  # Whoever trains puts them where they belong.
   )
+  if method.random_features and kernels.from_config(config).needs_inputs:
+    # Of all training rows at once: the same draws, whoever holds which rows.
+    summary = input_summary.summarise(inputs[split.train], preprocessor)
+    federation = federation.replace(inputs=summary)
   validation = split.validation
   if method.distils:
     server, validation = _server_rows(config, validation)

@@ -49,6 +49,9 @@ class FeatureMap(NamedTuple):
   squared_norm: float | None = None
   # θ -> [] what the squared norm of no row's features exceeds, where there is a bound.
   norm_bound: Callable[[Any], jax.Array] | None = None
+  # (parameters, x [N, D]) -> [N] what k(x, x) has more than the features' squared norm,
+  # where they lose some of the kernel, as inducing features do.
+  missing: Callable[[FeatureParams, jax.Array], jax.Array] | None = None
   # Whether draws need an `InputSummary`.
   needs_inputs: bool = False
 

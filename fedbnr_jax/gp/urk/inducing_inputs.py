@@ -28,13 +28,13 @@ class InputSummary(struct.PyTreeNode):
   An input is numeric, or the indicator of a category in one of several columns.
   """
 
-  quantiles: jax.Array  # [Q, D] quantiles at the levels (q + ½)/Q; of numeric inputs.
+  quantiles: chex.Array  # [Q, D] quantiles at the levels (q + ½)/Q; of numeric inputs.
   # [D, D] lower Cholesky factor of the correlation of the inputs' normal scores; an
   # indicator's row is one of the identity.
-  factor: jax.Array
-  column: jax.Array  # [D] int32, number of the categorical column; D where numeric.
-  log_frequency: jax.Array  # [D] of the category that an indicator stands for.
-  levels: jax.Array  # [2, D] an indicator's value off, and on.
+  factor: chex.Array
+  column: chex.Array  # [D] int32, number of the categorical column; D where numeric.
+  log_frequency: chex.Array  # [D] of the category that an indicator stands for.
+  levels: chex.Array  # [2, D] an indicator's value off, and on.
 
 
 def draw_inputs(
@@ -143,10 +143,14 @@ def inducing(
     across = kernel_matrix(spectrum, points, rows)  # [S, N]
     return jax.scipy.linalg.solve_triangular(factor, across, lower=True).T
 
+  def missing(params: FeatureParams, x: jax.Array) -> jax.Array:
+    return 1.0 - jnp.sum(apply(params, x) ** 2, axis=1)
+
   return FeatureMap(
     init,
     apply,
     draw,
     norm_bound=lambda theta: jnp.ones(()),
+    missing=missing,
     needs_inputs=True,
   )

@@ -60,11 +60,27 @@ def add(*parts: FeatureMap) -> FeatureMap:
     ]
     return jnp.dot(jnp.exp(2.0 * theta["log_amplitude"]), jnp.stack(bounds))
 
+  lossy = [p for p, part in enumerate(parts) if part.missing is not None]
+
+  def missing(params: FeatureParams, x: jax.Array) -> jax.Array:
+    squares = jnp.exp(2.0 * params.theta["log_amplitude"])
+    lost = [
+      parts[p].missing(FeatureParams(params.omega[p], params.theta["parts"][p]), x)  # type: ignore[misc]
+      for p in lossy
+    ]
+    return jnp.sum(
+      jnp.stack(
+        [squares[p].astype(o.dtype) * o for p, o in zip(lossy, lost, strict=True)]
+      ),
+      axis=0,
+    )
+
   bounded = all(part.norm_bound is not None for part in parts)
   return FeatureMap(
     init,
     apply,
     draw,
     norm_bound=norm_bound if bounded else None,
+    missing=missing if lossy else None,
     needs_inputs=any(part.needs_inputs for part in parts),
   )
