@@ -109,14 +109,16 @@ class Compiled(NamedTuple):
   init: Callable[..., Any]
   round: Callable[..., Any]
   predict: Callable[..., Any]
-  traces: list[int]  # Grows by one with every trace of the round.
+  traces: list[str]  # Shapes and types of the arguments in every trace of the round.
 
 
 def compile_method(algorithm: algorithms.FederatedAlgorithm) -> Compiled:
-  traces: list[int] = []
+  traces: list[str] = []
 
   def round_(*arguments):
-    traces.append(len(traces))
+    traces.append(
+      str([(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments)])
+    )
     return algorithm.round(*arguments)
 
   jitted = map(jax.jit, (algorithm.init, round_, algorithm.predict))

@@ -36,9 +36,13 @@ SMALL = {
 }
 
 
-def launch(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-  """Runs a program as from the shell."""
+def launch(
+  program: str, *arguments: object, optimised: bool = False
+) -> subprocess.CompletedProcess[str]:
+  """Runs a program as from the shell, and if so said, compiled as a user's."""
   environment = {k: v for k, v in os.environ.items() if k != "FEDBNR_CACHE_DIR"}
+  if optimised:  # Which conftest.py switches off for speed.
+    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
   command = [sys.executable, "-m", f"launch.{program}", *map(str, arguments)]
   return subprocess.run(
     command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -92,7 +96,7 @@ def demo(tmp_path_factory) -> pathlib.Path:
   """The demo made small, in a process of its own, as users run it."""
   workdir = tmp_path_factory.mktemp("demo") / "run"
   command = ["--config=configs/default.py", f"--workdir={workdir}", *overrides()]
-  done = launch("train", *command)
+  done = launch("train", *command, optimised=True)
   assert done.returncode == 0, done.stderr
   assert "client 1 alone" in done.stdout
   assert "Traceback" not in done.stderr

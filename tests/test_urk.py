@@ -171,6 +171,13 @@ def test_features_follow_the_rows_in_shape_and_dtype(name, dtype, any_x64):
     chex.assert_type(jax.tree.leaves(params.omega), dtype)
 
 
+@pytest.mark.parametrize("name", ["deep", "add", "matern32", "polynomial"])
+def test_rows_stay_float32_without_x64(name, x64_off):
+  features = _features(_built(name), X.astype(np.float32))
+  assert features.dtype == np.float32
+  assert np.all(np.isfinite(features))
+
+
 @pytest.mark.parametrize("name", MAPS)
 def test_gram_is_symmetric_and_positive_semi_definite(name):
   """Rows stand twice, so that the Gram is singular."""
