@@ -14,8 +14,12 @@ def from_config(config: ml_collections.ConfigDict) -> urk.FeatureMap:
   Its arguments are the config's fields of the same name, and those of the group that is
   named like the kernel, such as `config.polynomial.degree`.
   """
+  options = {name: config[name] for name in field_names(config)}
+  return urk.KERNELS[config.kernel](**options, **config.get(config.kernel, {}))
+
+
+def field_names(config: ml_collections.ConfigDict) -> list[str]:
+  """Names the config's own fields, not those of a group, that `config.kernel` takes."""
   require_choice("config.kernel", config.kernel, urk.KERNELS)
-  builder = urk.KERNELS[config.kernel]
-  names = inspect.signature(builder).parameters
-  options = {name: config[name] for name in names if name in config}
-  return builder(**options, **config.get(config.kernel, {}))
+  names = inspect.signature(urk.KERNELS[config.kernel]).parameters
+  return [name for name in names if name in config]
