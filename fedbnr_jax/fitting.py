@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedbnr_jax import model as model_lib
 from fedbnr_jax import precision, workflow
-from fedbnr_jax.data import Dataset, load_table, tables
+from fedbnr_jax.data import Bounds, Dataset, load_table, read_bounds, tables
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.model import Model
 from fedbnr_jax.names import suggestion
@@ -32,6 +32,7 @@ def fit(
   clients: Any = None,
   features: Sequence[str] | None = None,
   categorical: Sequence[str] = (),
+  bounds: Mapping[str, Any] | str | os.PathLike[str] | None = None,
   method: str = "fedbnr-ev",
   seed: int = 0,
   folder: str | os.PathLike[str] | None = None,
@@ -52,6 +53,9 @@ def fit(
     clients: Labels [N] that say whose row it is, beside `y`.
     features: Columns to predict from; None for all others.
     categorical: Features to take as categories although they look numeric.
+    bounds: What columns may hold, the target included, as a mapping or a JSON file:
+      `{"age": [0, 120], "sex": ["f", "m"], "price": [0, 1e6]}`. With it nothing of the
+      rows is in the standardisation, as a private release needs.
     method: One of `algorithms.METHODS`.
     seed: Drives everything random: split, partition, initialisation, sampling.
     folder: Where to write the run as it goes, as `launch.train` does. A run that was
@@ -84,6 +88,7 @@ def fit(
       )
     frame, target, client = _joined(data, y, clients)
     name = "table" if isinstance(data, pd.DataFrame) else "arrays"
+  declared = None if bounds is None else read_bounds(bounds)
   dataset = load_table(
     frame,
     target=target or "",
@@ -91,8 +96,9 @@ def fit(
     features=features,
     categorical=categorical,
     name=name,
+    bounds=declared,
   )
-  config = _config(fields, target or "", client, features, categorical)
+  config = _config(fields, target or "", client, features, categorical, declared)
   with precision.float64():
     return _train(config, dataset, folder, ProgressBar(disable=not progress))
 
@@ -186,6 +192,7 @@ def _config(
   client: str | None,
   features: Sequence[str] | None,
   categorical: Sequence[str],
+  bounds: Bounds | None,
 ) -> ml_collections.ConfigDict:
   """The config of a training on a table, with the caller's fields."""
   config = config_lib.base()
@@ -197,6 +204,7 @@ def _config(
       "client": client or "",
       "features": ",".join(features or ()),
       "categorical": ",".join(categorical),
+      "bounds": "" if bounds is None else bounds.text,
     }
   )
   known = [

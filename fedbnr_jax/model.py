@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import files, membership, precision, prediction
+from fedbnr_jax import membership, precision, prediction
 from fedbnr_jax.data import Preprocessor, tables
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import blr
@@ -23,8 +22,6 @@ from fedbnr_jax.run.records import Record, RunFolder
 
 # 95 % of the standard normal lies within ±_QUANTILE.
 _QUANTILE = 1.959963984540054
-_RELEASED = "model.npz"  # In the folder of a private release.
-_SCALES = ("noise_std", "prior_std")
 
 
 class Source(Protocol):
@@ -162,6 +159,7 @@ class Model:
       table: Raw columns, named as in training, the target among them.
     """
     y = tables.parse_target(table, self.preprocessor.target_name)
+    self.preprocessor.warn_of_clipped_targets(y)
     y = self.preprocessor.standardise(y).astype(self.config.dtype)
     owners, client = None, self.config.data.client
     if client and client in table.columns:
@@ -271,48 +269,3 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     scores=folder.summary() or {},
     source=SavedRun(os.path.abspath(workdir)),
   )
-
-
-def write_released(
-  folder: RunFolder,
-  trained: Model,
-  stats: blr.SufficientStats,
-  fitted: blr.Posterior,
-) -> None:
-  """Writes `released/`: the kernel and noisy statistics, and nothing that was exact."""
-  target = RunFolder(folder.released)
-  target.claim(trained.config)
-  target.write_preprocessing(trained.preprocessor)
-  kernel = (trained.state.server.omega, trained.state.server.params.theta)
-  arrays: dict[str, Any] = {
-    f"kernel_{index}": leaf for index, leaf in enumerate(jax.tree.leaves(kernel))
-  }
-  arrays |= vars(stats) | {name: getattr(fitted, name) for name in _SCALES}
-  files.write_arrays(target.path / _RELEASED, jax.device_get(arrays))
-
-
-def load_released(workdir: str | os.PathLike[str]) -> Model:
-  """The model of a private release, in the run's folder or by itself."""
-  folder = RunFolder(workdir)
-  if (folder.released / _RELEASED).exists():
-    folder = RunFolder(folder.released)
-  path = folder.path / _RELEASED
-  if not path.exists():
-    raise InputError(
-      f"{workdir} has no private release: make one by launch.privacy --release."
-    )
-  config, preprocessor = folder.config(), folder.preprocessing()
-  arrays, _ = files.read_arrays(path)
-  with precision.float64():
-    shapes = prediction.state_shapes(config, preprocessor)
-    like = shapes.server
-    leaves, structure = jax.tree.flatten((like.omega, like.params.theta))
-    kernel = [arrays[f"kernel_{index}"] for index in range(len(leaves))]
-    omega, theta = jax.tree.unflatten(structure, kernel)
-    fields = ("gram", "moment", "energy", "count")
-    stats = blr.SufficientStats(*(jnp.asarray(arrays[name]) for name in fields))
-    fitted = blr.posterior(stats, *(arrays[name] for name in _SCALES))
-    stats, fitted = jax.device_get((stats, fitted))
-  params = like.params.replace(theta=theta)
-  server = like.replace(omega=omega, params=params, stats=stats, posterior=fitted)
-  return Model(config, preprocessor, shapes.replace(server=server))

@@ -78,6 +78,7 @@ def train(
     NonFiniteError: If the only training diverges.
   """
   processes.all_do(lambda: config_lib.validate(config))
+  config = processes.all_do(lambda: experiment_lib.with_bounds_read(config))
   processes.require_same("config", as_json(config))
   folder = RunFolder(workdir)
   done = processes.first_does(lambda: is_finished(folder, config, dataset))
@@ -224,7 +225,7 @@ def is_finished(
   Raises:
     InputError: If the folder is another's, or the table has changed since the run.
   """
-  folder.check(config)
+  folder.check(experiment_lib.with_bounds_read(config))
   if folder.summary() is None:
     return False
   # Other data than a table cannot have changed; and a table may be gone by now.

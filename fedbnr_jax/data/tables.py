@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedbnr_jax.data.bounds import Bounds
 from fedbnr_jax.data.columns import parse_column
 from fedbnr_jax.data.dataset import Dataset
 from fedbnr_jax.data.reader import read_table
@@ -34,6 +35,7 @@ def load_table(
   features: Sequence[str] | None = None,
   categorical: Sequence[str] = (),
   name: str | None = None,
+  bounds: Bounds | None = None,
 ) -> Dataset:
   """Loads features, target and owners of the rows from a table.
 
@@ -48,6 +50,7 @@ def load_table(
     features: The columns to predict from; None for all that have no other role.
     categorical: Features to treat as categories although they look numeric.
     name: Name of the dataset; None for the name of the file, or "the table".
+    bounds: Features of which it has levels are categories too.
 
   Returns:
     The dataset of N rows, neither split nor encoded.
@@ -66,10 +69,9 @@ def load_table(
   inputs = _inputs(source, columns, target, client or None, features)
   _check_categorical(source, columns, inputs, categorical)
   targets = parse_column(frame, target, "numeric")
+  labels = {*categorical, *(bounds.levels if bounds else ())}
   parsed = {
-    column: parse_column(
-      frame, column, "categorical" if column in categorical else None
-    )
+    column: parse_column(frame, column, "categorical" if column in labels else None)
     for column in inputs
   }
   _warn_of_identifiers(parsed)

@@ -148,6 +148,10 @@ def base() -> ml_collections.ConfigDict:
   # seems. Where errors are reported in standard deviations, they never are.
   config.data.raw_target = False
   config.data.categorical = ""  # Table: comma-separated, even if they look numeric.
+  # What columns may hold, which a private release needs: a JSON file, or its text, such
+  # as {"age": [0, 120], "sex": ["f", "m"]}, the target included. They take the place of
+  # the training rows' means and deviations; values outside are clipped.
+  config.data.bounds = ""
 
   # Whether scored error bars are of the target, or, as in the paper's formula of a
   # Gaussian process, of the function.
