@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.federated.optimizers import adam, lbfgs
 from tests import oracles
 
 RATE = 0.05
@@ -100,3 +100,27 @@ def test_clients_in_a_batch_are_a_loop():
   loop = np.stack([alone(client) for client in params])
   together = jax.jit(jax.vmap(two_steps))(params)
   np.testing.assert_allclose(together, loop, rtol=1e-13)
+
+
+def test_lbfgs_goes_downhill_where_curvature_is_negative():
+  """From near the top of a wave, where Optax's own direction soon points uphill."""
+
+  def value(x):
+    return jnp.sum(jnp.cos(x)) + 0.1 * x[0] * x[1]
+
+  optimizer, theirs = map(oracles.loose, (lbfgs(), optax.scale_by_lbfgs()))
+  x = jnp.array([0.1, -0.05, 0.2])
+  state, other = optimizer.init(x), theirs.init(x)
+  uphill = 0
+  for _ in range(25):
+    slope = jax.grad(value)(x)
+    direction, state = optimizer.update(slope, state, x)
+    opposite, other = theirs.update(slope, other, x)
+    uphill += bool(jnp.vdot(-opposite, slope) > 0)
+    assert float(jnp.vdot(direction, slope)) < 0
+    step = 1.0
+    while not value(x + step * direction) < value(x) and step > 1e-9:
+      step /= 4
+    x = x + step * direction
+  assert uphill  # Or nothing was shown.
+  np.testing.assert_allclose(jax.grad(value)(x), 0.0, atol=1e-4)
