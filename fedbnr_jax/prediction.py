@@ -71,7 +71,7 @@ def feature_map(config: ml_collections.ConfigDict) -> urk.FeatureMap:
 
 @functools.lru_cache(maxsize=16)
 def _feature_map(key: str) -> urk.FeatureMap:
-  return kernels.from_config(ml_collections.ConfigDict(json.loads(key)))
+  return kernels.of_last_layer(ml_collections.ConfigDict(json.loads(key)))
 
 
 @functools.lru_cache(maxsize=16)

@@ -15,6 +15,7 @@ import optax
 from fedbnr_jax.algorithms import fedbnr, kernels, last_layer, settings
 from fedbnr_jax.algorithms.proposals import follow_gradient, follow_majoriser
 from fedbnr_jax.algorithms.safeguard import accept_or_return, first_descent
+from fedbnr_jax.algorithms.wide_layer import widened
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
 from fedbnr_jax.federated.exchange import Exchange, Stage
@@ -191,7 +192,9 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
       safeguard=economical,
     )
   num_warm_up = options.warm_start_rounds
-  return exact(
+  wide = kernels.wide_from_config(config)
+  warm_up = fedbnr.narrow_from_config(config, fedbnr.mean_of(config))
+  algorithm = exact(
     feature_map,
     step,
     optimizer,
@@ -201,10 +204,20 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     # Gradients of other clients' rows tell nothing of curvature.
     fresh=options.optimizer == "adam" or not shared["participation"].is_full,
     trace=options.trace,
-    noise=options.noise,
-    warm_up=fedbnr.from_config(config).stages if num_warm_up else (),
+    noise="constant" if wide else options.noise,
+    warm_up=warm_up.stages if num_warm_up else (),
     num_warm_up=num_warm_up,
     **shared,
+  )
+  if wide is None:
+    return algorithm
+  return widened(
+    algorithm,
+    algorithm.stages,
+    wide,
+    scales=last_layer.evidence_scales,
+    noise=options.noise,
+    with_noise=config.with_noise,
   )
 
 

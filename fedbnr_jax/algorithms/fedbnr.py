@@ -8,6 +8,8 @@ import ml_collections
 import optax
 
 from fedbnr_jax.algorithms import kernels, last_layer, settings
+from fedbnr_jax.algorithms.wide_layer import widened
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.aggregation import Aggregator
 from fedbnr_jax.federated.algorithm import FederatedAlgorithm
@@ -240,9 +242,10 @@ def _evidence(config: ml_collections.ConfigDict) -> dict[str, Any]:
   }
 
 
-def _build(
+def narrow_from_config(
   config: ml_collections.ConfigDict, aggregator: Aggregator, **scales: Any
 ) -> FederatedAlgorithm:
+  """Builds the method with a last layer of the trained draws."""
   return fedbnr(
     kernels.from_config(config),
     adam(config.learning_rate),
@@ -250,4 +253,26 @@ def _build(
     num_local_steps=config.num_local_steps,
     **common_settings(config),
     **scales,
+  )
+
+
+def _build(
+  config: ml_collections.ConfigDict, aggregator: Aggregator, **scales: Any
+) -> FederatedAlgorithm:
+  algorithm = narrow_from_config(config, aggregator, **scales)
+  wide = kernels.wide_from_config(config)
+  if wide is None:
+    return algorithm
+  if scales.get("feedback"):
+    raise InputError(
+      "config.evidence.feedback and config.posterior_samples do not go together: the "
+      "kernel's own σ and λ are of other draws."
+    )
+  return widened(
+    algorithm,
+    (Stage(algorithm.stages[0].exchanges[:1]),),  # Phase 1.
+    wide,
+    scales=scales.get("scales", last_layer.trained_scales),
+    noise="varying" if scales.get("varying_noise") else "constant",
+    with_noise=config.with_noise,
   )

@@ -7,11 +7,20 @@ import ml_collections
 
 from fedbnr_jax.gp import urk
 
+# The method whose kernel and draws are in a group of their own, `config.sparse`.
+SPARSE = "fedbnr-ard"
+
+
+def _fields(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Collects the config's fields, as the method reads those of its kernel."""
+  own = config.sparse if config.method == SPARSE else {}
+  return {**config, **own}
+
 
 def from_config(
   config: ml_collections.ConfigDict, num_samples: int | None = None
 ) -> urk.FeatureMap:
-  """Builds `config.kernel`.
+  """Builds the kernel as it is trained.
 
   The arguments of each part are the config's fields of the same name, and those of the
   part's own group, such as `config.polynomial.degree`, or `config.ard.basis` of the
@@ -19,14 +28,28 @@ def from_config(
 
   Args:
     config: Of a run.
-    num_samples: S, if not `config.num_samples`.
+    num_samples: S, if not that of the config.
   """
+  fields = _fields(config)
 
   def options(part: str) -> dict[str, Any]:
-    given = {**config, **config.get(group(part), {})}
+    given = {**fields, **config.get(group(part), {})}
+    if config.method == SPARSE:
+      given["basis"] = config.sparse.basis
     return given if num_samples is None else given | {"num_samples": num_samples}
 
-  return urk.build(config.kernel, options)
+  return urk.build(fields["kernel"], options)
+
+
+def wide_from_config(config: ml_collections.ConfigDict) -> urk.FeatureMap | None:
+  """Builds the kernel of the last layer, if that has draws of its own, else None."""
+  wanted = _fields(config)["posterior_samples"]
+  return from_config(config, wanted) if wanted else None
+
+
+def of_last_layer(config: ml_collections.ConfigDict) -> urk.FeatureMap:
+  """Builds the kernel whose features the last layer has."""
+  return wide_from_config(config) or from_config(config)
 
 
 def group(part: str) -> str:
@@ -35,8 +58,8 @@ def group(part: str) -> str:
 
 
 def field_names(config: ml_collections.ConfigDict) -> list[str]:
-  """Names the fields and groups of the config that `config.kernel` is built from."""
-  names: list[str] = []
-  for part in urk.parts(config.kernel):
+  """Names the fields and groups of the config that its kernel is built from."""
+  names: list[str] = ["posterior_samples", "sparse"]
+  for part in urk.parts(_fields(config)["kernel"]):
     names += [*inspect.signature(urk.KERNELS[part]).parameters, group(part)]
   return [name for name in dict.fromkeys(names) if name in config]

@@ -49,6 +49,7 @@ def base() -> ml_collections.ConfigDict:
   # as "gaussian" or "matern32", or a sum, such as "matern32+linear".
   config.kernel = "deep"
   config.num_samples = 50  # S, draws of ω.
+  config.posterior_samples = 0  # Draws of the last layer; 0: as many as in training.
   config.hidden_size = 200  # s, width of the extractor.
   config.num_hidden_layers = 1
   config.latent_size = 5
@@ -121,6 +122,17 @@ def base() -> ml_collections.ConfigDict:
   config.evidence.feedback = False
   # Noise of predictions: "varying" with the input, from sums; or "constant".
   config.evidence.noise = "varying"
+
+  # For fedbnr-ard, whose kernel, draws and steps are these.
+  config.sparse = ml_collections.ConfigDict()
+  config.sparse.kernel = "matern32+linear"
+  config.sparse.basis = "inducing"  # Or "fourier".
+  config.sparse.num_samples = 400  # Inducing inputs, or frequencies, in training.
+  config.sparse.posterior_samples = 1000  # Of the last layer; 0: the same.
+  config.sparse.num_steps = 10  # Of L-BFGS in a round.
+  # Whether the objective charges for the variance that inducing features lose.
+  config.sparse.trace = False
+  config.sparse.noise = "varying"  # As config.exact.noise.
 
   config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
   config.exact.optimizer = "adam"  # Or "lbfgs".
