@@ -51,7 +51,8 @@ def fit(
     client: The column of the frame that says whose row it is. It is no feature.
     clients: Labels [N] that say whose row it is, beside `y`.
     features: Columns to predict from; None for all others.
-    categorical: Features to take as categories although they look numeric.
+    categorical: Features to take as categories although they look like numbers or
+      dates.
     method: One of `algorithms.METHODS`.
     seed: Drives everything random: split, partition, initialisation, sampling.
     folder: Where to write the run as it goes, as `launch.train` does. A run that was

@@ -19,6 +19,7 @@ from fedbnr_jax.data import (
   synthetic,
   uci,
 )
+from fedbnr_jax.data.hazards import warn_of_hazards
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import federation as federation_lib
 from fedbnr_jax.federated import partition as partition_lib
@@ -111,6 +112,7 @@ def build(
     dataset.targets[split.train],
     dataset.target_name,
   )
+  warn_of_hazards(dataset.features, split.train, preprocessor)
   if config.data.raw_target and not dataset.standardised_error:
     preprocessor = dataclasses.replace(preprocessor, target_mean=0.0, target_std=1.0)
   inputs = preprocessor.transform(dataset.features)
