@@ -27,7 +27,7 @@ from tests.runs import (
 )
 
 SMALL = {"num_rounds": 2, "num_local_steps": 2, "num_samples": 4, "kernel": "gaussian"}
-COLUMNS = ["mean", "std", "lower95", "upper95"]
+COLUMNS = ["mean", "std", "lower95", "upper95", "outside"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -195,7 +195,7 @@ def test_rows_are_predicted_alike_in_tables_of_any_length(from_arrays):
   whole = from_arrays.predict(x)
   for stop in (1, 7, 16, 33):
     part = from_arrays.predict(x[:stop])
-    np.testing.assert_allclose(part, whole.iloc[:stop], rtol=1e-5)
+    pd.testing.assert_frame_equal(part, whole.iloc[:stop], rtol=1e-5)
 
 
 def test_a_client_is_named_where_each_has_a_model():
@@ -253,14 +253,15 @@ def test_the_programs_work_on_a_saved_model(fitted, saved, tmp_path, capsys):
     str(saved), str(tmp_path / "rows.csv"), str(tmp_path / "out.csv")
   )
   written = pd.read_csv(tmp_path / "out.csv")
-  np.testing.assert_allclose(written[COLUMNS], fitted.predict(houses()), rtol=1e-6)
+  predicted = fitted.predict(rows)
+  pd.testing.assert_frame_equal(written[COLUMNS], predicted, rtol=1e-6)
   rows[rows["site"] == "north"].to_csv(tmp_path / "north.csv", index=False)
   launch_posterior.update(str(saved), [], [str(tmp_path / "north.csv")])
   said = capsys.readouterr().out
   assert "held out" in said
   assert "rows in the posterior" in said
   changed = fb.load(saved)
-  assert not np.allclose(changed.predict(rows), fitted.predict(rows))
+  assert not np.allclose(changed.predict(rows)["mean"], predicted["mean"])
   # What left would be back if the model that was fitted were saved over it.
   assert_refused(lambda: fitted.save(saved), "joined or left")
   fitted.save(tmp_path / "first")

@@ -338,6 +338,7 @@ def test_release(run, command, capsys):
   # The folder of the release is enough, and holds nothing that was exact.
   shutil.move(run / "released", run.parent / "handed over")
   alone = model.load_released(run.parent / "handed over")
+  assert alone.preprocessor.numeric_ranges == ()  # Each end is a row's own value.
   again = alone.predict(pd.read_csv(table))
   np.testing.assert_allclose(again["mean"], outputs[1]["mean"], rtol=1e-6)
   exact = model.load(run).state.server.stats

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedbnr_jax.data import ranges
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
 
@@ -29,6 +30,8 @@ class Preprocessor:
     target_name: Name of the target column.
     target_mean: Training mean of the target.
     target_std: Training standard deviation of the target.
+    numeric_ranges: Pairs (lowest, highest training value), one for each numeric column;
+      () if they are not known, as in a record of an older version.
   """
 
   numeric_columns: tuple[str, ...]
@@ -38,6 +41,7 @@ class Preprocessor:
   target_name: str
   target_mean: float
   target_std: float
+  numeric_ranges: tuple[tuple[float, float], ...] = ()
 
   @classmethod
   def fit(
@@ -93,6 +97,7 @@ class Preprocessor:
       target_name=target_name,
       target_mean=target_mean[0],
       target_std=target_std[0],
+      numeric_ranges=ranges.numeric_ranges(features, numeric),
     )
 
   @property
@@ -143,6 +148,16 @@ class Preprocessor:
         )
     return (raw - np.array(self.input_mean)) / np.array(self.input_std)
 
+  def outside(self, features: pd.DataFrame) -> pd.DataFrame:
+    """Marks the cells of parsed features that lie outside what was trained on.
+
+    Returns:
+      `[N, columns]` truth values. Where the ranges are not known, no number is marked.
+    """
+    # Not strict: there may be no ranges, but there are never some of them.
+    known = list(zip(self.numeric_columns, self.numeric_ranges, strict=False))
+    return ranges.outside_cells(features, known, self.categories)
+
   def standardise(self, targets: np.ndarray) -> np.ndarray:
     """Converts targets `[N]` from the raw unit to z-scores `[N]`."""
     return (np.asarray(targets, np.float64) - self.target_mean) / self.target_std
@@ -157,6 +172,7 @@ class Preprocessor:
     record["categories"] = [[name, list(values)] for name, values in self.categories]
     for field in ("numeric_columns", "input_mean", "input_std"):
       record[field] = list(record[field])
+    record["numeric_ranges"] = [list(pair) for pair in self.numeric_ranges]
     return record
 
   @classmethod
@@ -178,9 +194,14 @@ class Preprocessor:
         target_name=_strings([record["target_name"]])[0],
         target_mean=_floats([record["target_mean"]])[0],
         target_std=_floats([record["target_std"]])[0],
+        numeric_ranges=tuple(
+          (low, high) for low, high in map(_floats, record.get("numeric_ranges", ()))
+        ),
       )
       if not len(made.input_names) == len(made.input_mean) == len(made.input_std):
         raise ValueError("numbers of inputs, means and deviations differ")
+      if len(made.numeric_ranges) not in (0, len(made.numeric_columns)):
+        raise ValueError("numbers of numeric columns and ranges differ")
       if min(*made.input_std, made.target_std) <= 0:
         raise ValueError("a standard deviation is not positive")
     except KeyError as error:
