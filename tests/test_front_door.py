@@ -13,6 +13,7 @@ import pytest
 
 import fedbnr_jax as fb
 from fedbnr_jax import files, model, prediction, workflow
+from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run.records import RunFolder
 from launch import posterior as launch_posterior
 from launch import predict as launch_predict
@@ -139,6 +140,33 @@ def test_the_callers_settings_are_left_alone(x64_off, monkeypatch, fitted):
   leaves = jax.tree.leaves(model_without.state)
   assert all(isinstance(leaf, np.ndarray) for leaf in leaves)
   assert model_without.state.server.stats.gram.dtype == np.float64
+
+
+def test_a_training_in_float32_says_so_once(x64_off, monkeypatch, tmp_path):
+  def stop(*_) -> None:
+    raise StopError
+
+  monkeypatch.setattr(experiment_lib, "build", stop)
+  for folder in (None, tmp_path / "run"):
+    with pytest.raises(StopError):  # Without a warning: `fit` has switched float64 on.
+      fit_houses(folder=folder)
+  monkeypatch.setenv("JAX_ENABLE_X64", "0")  # As on a device that has none.
+  for folder in (None, tmp_path / "run"):
+    with (
+      pytest.warns(UserWarning, match="JAX_ENABLE_X64.*float32") as caught,
+      pytest.raises(StopError),
+    ):
+      fit_houses(folder=folder)
+    assert len(caught) == 1
+
+
+def test_hazards_of_a_table_are_warned_of():
+  """The file tells no line here, but the row is counted as in other messages."""
+  rows = houses()
+  rows.iloc[5, 0] = 1e9
+  fields = {"target": "price", "client": "site", "progress": False} | SMALL
+  with pytest.warns(UserWarning, match=r"^row 6, column 'area': 1e\+09 is so far"):
+    fb.fit(rows, **fields)
 
 
 def test_fits_of_one_shape_share_their_programs(fitted):
