@@ -43,7 +43,7 @@ def test_a_code_for_missing_values_is_one_warning():
   values[TRAIN[[3, 50, 90]]] = -99999.0
   (said,) = warned(values)
   assert f"row {TRAIN[3] + 1}, column 'a': -99999" in said
-  assert "2 more rows" in said
+  assert "(such cells: 3)" in said
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,11 @@ def warn_of_hazards(
     values = features[column].to_numpy(np.float64)[train]
     far = _far_cells(values)
     if len(far):
-      row, more = int(train[far[0]]), len(far) - 1
+      row, count = int(train[far[0]]), len(far)
       warnings.warn(
         f"{place(features, row)}, column {column!r}: {values[far[0]]:g} is so far from "
         f"the others (median {np.median(values):g}) that these look alike beside it"
-        f"{f' ({more} more rows have such a cell)' if more else ''}: correct it, drop "
+        f"{f' (such cells: {count})' if count > 1 else ''}: correct it, drop "
         "the row, or take logarithms of the column",
         UserWarning,
         stacklevel=3,
