@@ -19,6 +19,7 @@ from fedbnr_jax.progress import ProgressBar
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import training
+from fedbnr_jax.run.coverage import warn_of_coverage
 
 _TARGET, _CLIENT = "y", "client"  # Columns of a frame that is made from arrays.
 
@@ -43,7 +44,8 @@ def fit(
 
   `fit(frame, target="price", client="site")` takes a table, `fit(x, y, clients=c)`
   arrays. Rows without owners are dealt to `num_clients` clients, as in the paper.
-  80 % of the rows are trained on, 10 % choose the best round, 10 % test it.
+  80 % of the rows are trained on, 10 % choose the best round, 10 % test it. A warning
+  says if these test rows are not covered as they should be, or are too few to tell.
 
   Args:
     data: A frame, or an array [N, D] of numbers.
@@ -52,7 +54,8 @@ def fit(
     client: The column of the frame that says whose row it is. It is no feature.
     clients: Labels [N] that say whose row it is, beside `y`.
     features: Columns to predict from; None for all others.
-    categorical: Features to take as categories although they look numeric.
+    categorical: Features to take as categories although they look like numbers or
+      dates.
     bounds: What columns may hold, the target included, as a mapping or a JSON file:
       `{"age": [0, 120], "sex": ["f", "m"], "price": [0, 1e6]}`. With it nothing of the
       rows is in the standardisation, as a private release needs.
@@ -99,8 +102,21 @@ def fit(
     bounds=declared,
   )
   config = _config(fields, target or "", client, features, categorical, declared)
-  with precision.float64():
-    return _train(config, dataset, folder, ProgressBar(disable=not progress))
+  fitted = _train(config, dataset, folder, ProgressBar(disable=not progress))
+  warn_of_coverage(fitted.summary)
+  return fitted
+
+
+def fit_arrays(x: Any, y: Any, clients: Any, fields: Mapping[str, Any]) -> Model:
+  """Trains as `fit(x, y, clients=clients, **fields)` does, and shows nothing.
+
+  It does not warn of error bars either: whoever fits often, as cross-validation does,
+  should hear of them when they are asked for.
+  """
+  frame, target, client = _joined(x, y, clients)
+  dataset = load_table(frame, target=target, client=client, name="arrays")
+  config = _config(fields, target, client, None, (), None)
+  return _train(config, dataset, None, ProgressBar(disable=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,17 +139,20 @@ def _train(
   folder: str | os.PathLike[str] | None,
   progress: workflow.Progress,
 ) -> Model:
-  if folder is not None:
-    workflow.train(config, folder, progress, dataset)
-    return model_lib.load(folder)
-  experiment = experiment_lib.build(config, dataset)
-  program = workflow.program_for(experiment)
-  progress.start(experiment, 0, 1)
-  try:
-    result = training.train(experiment, program, on_round=progress.update)
-  finally:
-    progress.close()
-  fitted = model_lib.from_result(experiment, result)
+  """Trains with 64-bit types, unless the environment says otherwise."""
+  with precision.float64():
+    if folder is not None:
+      workflow.train(config, folder, progress, dataset)
+      return model_lib.load(folder)
+    precision.warn_of_float32()
+    experiment = experiment_lib.build(config, dataset)
+    program = workflow.program_for(experiment)
+    progress.start(experiment, 0, 1)
+    try:
+      result = training.train(experiment, program, on_round=progress.update)
+    finally:
+      progress.close()
+    fitted = model_lib.from_result(experiment, result)
   return dataclasses.replace(fitted, source=FittedRun(config, dataset, result))
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import ml_collections
 
-from fedbnr_jax import membership
+from fedbnr_jax import membership, precision
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.files import explain_os_errors
 from fedbnr_jax.lock import alone_in
@@ -84,6 +84,8 @@ def train(
   done = processes.first_does(lambda: is_finished(folder, config, dataset))
   if processes.from_first(bool(done)):
     return Outcome(was_finished=True)
+  if processes.is_first():
+    precision.warn_of_float32()
   experiments = processes.all_do(
     lambda: (
       experiment_lib.build_seeds(config)

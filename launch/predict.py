@@ -3,7 +3,7 @@
 python -m launch.predict --workdir=runs/mine --input=new.csv --output=predicted.csv
 
 The output has the input's columns and mean, std, lower95 and upper95, in the
-target's unit, noise included.
+target's unit, noise included, and outside, which marks rows unlike the training's.
 """
 
 import warnings

@@ -265,7 +265,7 @@ def test_a_finished_run_does_not_need_its_table(site, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.pq"])
 def test_prediction_is_written_beside_the_input(site, tmp_path, name: str):
   launch_predict.predict(str(site / "run"), str(site / "new.csv"), str(tmp_path / name))
-  columns = ["area", "age", "heating", "mean", "std", "lower95", "upper95"]
+  columns = ["area", "age", "heating", "mean", "std", "lower95", "upper95", "outside"]
   written = read_table(tmp_path / name)
   assert list(written.columns) == columns
   given = pd.read_csv(site / "new.csv")
@@ -275,6 +275,23 @@ def test_prediction_is_written_beside_the_input(site, tmp_path, name: str):
   np.testing.assert_allclose(written["mean"].astype(float), expected["mean"])
   np.testing.assert_allclose(written["upper95"].astype(float), expected["upper95"])
   assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_rows_far_outside_are_marked_in_the_output(site, tmp_path):
+  rows = pd.read_csv(site / "new.csv")
+  rows.loc[1, "area"] = 1e6
+  rows.to_csv(tmp_path / "new.csv", index=False)
+  out = tmp_path / "out.csv"
+  with pytest.warns(UserWarning, match="^1 of .* rows lies outside"):
+    launch_predict.predict(str(site / "run"), str(tmp_path / "new.csv"), str(out))
+  assert np.flatnonzero(pd.read_csv(out)["outside"]).tolist() == [1]
+  rows["area"] = rows["area"].astype(object)
+  rows.loc[1, "area"] = "1e45"
+  rows.to_csv(tmp_path / "new.csv", index=False)
+  out.unlink()
+  with pytest.raises(InputError, match=r"row 2 \(line 3\).*not finite.*'area'"):
+    launch_predict.predict(str(site / "run"), str(tmp_path / "new.csv"), str(out))
+  assert not out.exists()
 
 
 @pytest.mark.parametrize("name", ["out.tsv", "out.csv.gz"])
@@ -334,7 +351,7 @@ def test_ten_lines_of_python(tmp_path):
   program = make_program(experiment.algorithm, transform=jax.jit)
   result = training.train(experiment, program)
   predicted = model.from_result(experiment, result).predict(table.head())
-  assert list(predicted.columns) == ["mean", "std", "lower95", "upper95"]
+  assert list(predicted.columns) == ["mean", "std", "lower95", "upper95", "outside"]
   assert len(predicted) == 5
 
 

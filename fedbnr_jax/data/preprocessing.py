@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedbnr_jax.data import ranges
 from fedbnr_jax.data.bounds import Bounds, Interval, clipped, even_spread
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
@@ -34,6 +35,8 @@ class Preprocessor:
       where nothing is declared. With bounds, the means and deviations above are those
       of values spread evenly over them, and say nothing of the rows.
     target_bounds: Declared bounds of the target, or None.
+    numeric_ranges: Pairs (lowest, highest training value), one for each numeric column;
+      () if they are not known, as in a record of an older version.
   """
 
   numeric_columns: tuple[str, ...]
@@ -43,6 +46,7 @@ class Preprocessor:
   target_name: str
   target_mean: float
   target_std: float
+  numeric_ranges: tuple[tuple[float, float], ...] = ()
   input_bounds: tuple[Interval, ...] = ()
   target_bounds: Interval | None = None
 
@@ -82,6 +86,7 @@ class Preprocessor:
       target_name=target_name,
       target_mean=target_mean,
       target_std=target_std,
+      numeric_ranges=intervals,
       input_bounds=intervals,
       target_bounds=target,
     )
@@ -140,6 +145,7 @@ class Preprocessor:
       target_name=target_name,
       target_mean=target_mean[0],
       target_std=target_std[0],
+      numeric_ranges=ranges.numeric_ranges(features, numeric),
     )
 
   @property
@@ -203,6 +209,16 @@ class Preprocessor:
       )
     return (raw - np.array(self.input_mean)) / np.array(self.input_std)
 
+  def outside(self, features: pd.DataFrame) -> pd.DataFrame:
+    """Marks the cells of parsed features that lie outside what was trained on.
+
+    Returns:
+      `[N, columns]` truth values. Where the ranges are not known, no number is marked.
+    """
+    # Not strict: there may be no ranges, but there are never some of them.
+    known = list(zip(self.numeric_columns, self.numeric_ranges, strict=False))
+    return ranges.outside_cells(features, known, self.categories)
+
   def standardise(self, targets: np.ndarray, *, clip: bool = True) -> np.ndarray:
     """Converts targets `[N]` from the raw unit to z-scores `[N]`.
 
@@ -234,6 +250,7 @@ class Preprocessor:
     record["input_bounds"] = [list(interval) for interval in self.input_bounds]
     target = self.target_bounds
     record["target_bounds"] = None if target is None else list(target)
+    record["numeric_ranges"] = [list(pair) for pair in self.numeric_ranges]
     return record
 
   @classmethod
@@ -255,6 +272,9 @@ class Preprocessor:
         target_name=_strings([record["target_name"]])[0],
         target_mean=_floats([record["target_mean"]])[0],
         target_std=_floats([record["target_std"]])[0],
+        numeric_ranges=tuple(
+          (low, high) for low, high in map(_floats, record.get("numeric_ranges", ()))
+        ),
         # Folders of older versions have no bounds.
         input_bounds=tuple(_interval(pair) for pair in record.get("input_bounds", ())),
         target_bounds=_interval(record["target_bounds"])
@@ -263,8 +283,9 @@ class Preprocessor:
       )
       if not len(made.input_names) == len(made.input_mean) == len(made.input_std):
         raise ValueError("numbers of inputs, means and deviations differ")
-      if made.input_bounds and len(made.input_bounds) != len(made.numeric_columns):
-        raise ValueError("numbers of numeric columns and bounds differ")
+      for pairs in (made.input_bounds, made.numeric_ranges):
+        if pairs and len(pairs) != len(made.numeric_columns):
+          raise ValueError("numbers of numeric columns and of their ranges differ")
       if min(*made.input_std, made.target_std) <= 0:
         raise ValueError("a standard deviation is not positive")
     except KeyError as error:

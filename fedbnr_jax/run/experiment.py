@@ -22,6 +22,7 @@ from fedbnr_jax.data import (
   synthetic,
   uci,
 )
+from fedbnr_jax.data.hazards import warn_of_hazards
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import federation as federation_lib
 from fedbnr_jax.federated import partition as partition_lib
@@ -117,6 +118,7 @@ def build(
     dataset = load_dataset(config)
   split = dataset.split or random_split(_rng(config, _SPLIT), dataset.num_rows)
   preprocessor = _preprocessor(config, dataset, split)
+  warn_of_hazards(dataset.features, split.train, preprocessor)
   inputs = preprocessor.transform(dataset.features)
   targets = preprocessor.standardise(dataset.targets)
   preprocessor.warn_of_clipped_targets(dataset.targets)

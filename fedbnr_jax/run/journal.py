@@ -12,6 +12,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.state import RoundInfo, State
 from fedbnr_jax.run import processes
 from fedbnr_jax.run.checkpoints import Checkpoints, Saved
+from fedbnr_jax.run.coverage import exact_range
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Scores
 from fedbnr_jax.run.records import Record, RunFolder
@@ -157,7 +158,10 @@ def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
   }
   for name in _TEST_SCORES[1:]:
     summary[f"test_{name}"] = best[f"test_{name}"]
+  low, high = exact_range(best["test_coverage95"], len(experiment.test.y))
   summary |= {
+    "test_coverage95_low": low,
+    "test_coverage95_high": high,
     "noise_std": best["noise_std"],
     "prior_std": best["prior_std"],
     "rmse_unit": "std of target" if experiment.dataset.standardised_error else "target",
