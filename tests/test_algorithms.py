@@ -344,6 +344,9 @@ REGRESSOR, DEEP_KERNEL, SCALES = NETWORK + 3, NETWORK + 3 * 2 + 3, 2 + 2
 SHAPE = (6 + 6 + 1 + 1, KERNEL + LAYER)
 SCALE = (1, KERNEL + LAYER + 7)
 EXPERTS = [(SCALES + 1, SCALES)] * 2 + [(OWN, SCALES)]
+# Of `fedbnr-ard`, down: a seed, a summary of the two inputs (256 quantiles each, a
+# correlation factor, five numbers each), and θ.
+SPARSE = 2 + (256 * 2 + 4 + 4 * 2) + 4
 # Up and down, trip by trip.
 TRIPS = {
   "fedbnr": [(MEAN, START), (STATISTICS, KERNEL)],
@@ -356,6 +359,13 @@ TRIPS = {
   # Before the two steps, and in each: down A⁻¹, up the gradient and the residuals.
   "fedbnr-exact": [(STATISTICS, KERNEL)]
   + [(THETA + 1, KERNEL + LAYER + 21), (STATISTICS, KERNEL)] * 2,
+  # The same, with statistics of 3 inducing features and of a constant and two inputs; θ
+  # has two amplitudes more; what is known of the inputs goes down beside the seed. Then
+  # statistics of 8 wider features, and noise that varies with them.
+  "fedbnr-ard": [(STATISTICS, SPARSE)]
+  + [(4 + 1, SPARSE + LAYER + 21), (STATISTICS, SPARSE)] * 2
+  + [(8 * 9 // 2 + 8 + 3, SPARSE)]
+  + [(8 + 8 + 1 + 1, SPARSE + 8 + 1), (1, SPARSE + 8 + 1 + 9)],
   "central": [],
   "local+local": [(0, 2), (OWN, 2)],  # Whose messages are seeds.
   # A client's kernel stands among zeros for the others; statistics under all five.

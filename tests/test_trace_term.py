@@ -3,15 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedbnr_jax.algorithms import kernels
-from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.federated.collectors import map_clients
 from fedbnr_jax.gp import urk
 from fedbnr_jax.gp.kernel_model import ModelParams
-from fedbnr_jax.run import input_summary
 from tests import methods
 
 FIELDS = {
@@ -23,11 +20,8 @@ FIELDS = {
 }
 
 
-def _data(parts=None, num_padded_rows=12):
-  x, y = methods.table()
-  frame = pd.DataFrame(x, columns=["a", "b"])
-  summary = input_summary.summarise(x, Preprocessor.fit(frame, y, "y"))
-  return methods.small(parts, num_padded_rows=num_padded_rows).replace(inputs=summary)
+def _data(parts=None):
+  return methods.small(parts, num_padded_rows=12)
 
 
 def _dense(feature_map, omega, params):
