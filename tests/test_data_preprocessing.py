@@ -134,7 +134,10 @@ def test_text_and_holes_in_a_numeric_column(fitted):
     ({"target_mean": "3"}, "not a list of numbers"),
     ({"numeric_columns": "size"}, "not a list of strings"),
     ({"categories": [["season"]]}, "malformed"),
-    ({"numeric_ranges": [[1.0, 6.0], [0.0, 1.0]]}, "columns and ranges differ"),
+    (
+      {"numeric_ranges": [[1.0, 6.0], [0.0, 1.0]]},
+      "columns and of their ranges differ",
+    ),
     ({"numeric_ranges": [[1.0]]}, "malformed"),
   ],
 )

@@ -146,7 +146,9 @@ def test_what_a_stationary_kernel_cannot_be(options, parts):
 
 @pytest.mark.parametrize("spectrum", inducing_inputs.PROFILES)
 def test_inducing_features_are_the_nystrom_approximation(spectrum):
-  phi, params = features(urk.inducing(6, spectrum, 0.7), inputs=summary())
+  phi, params = features(
+    urk.inducing(6, spectrum, 0.7, isotropic=True), inputs=summary()
+  )
   kernel, z = oracles.STATIONARY[spectrum], np.asarray(params.omega)
 
   def matrix(a, b):
@@ -162,7 +164,9 @@ def test_more_inducing_inputs_come_nearer_to_the_kernel():
   kernel = oracles.STATIONARY["matern32"]((X[:, None] - X[None, :]) / 3.0)
   errors = []
   for size in (5, 50, 500):
-    phi, _ = features(urk.inducing(size, "matern32", 3.0), inputs=summary())
+    phi, _ = features(
+      urk.inducing(size, "matern32", 3.0, isotropic=True), inputs=summary()
+    )
     errors.append(np.max(np.abs(phi @ phi.T - kernel)))
   assert errors[0] > errors[1] > errors[2]
   assert errors[2] < 0.1

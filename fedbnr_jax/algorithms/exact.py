@@ -218,6 +218,8 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     scales=last_layer.evidence_scales,
     noise=options.noise,
     with_noise=config.with_noise,
+    initial_noise_std=config.initial_noise_std,
+    initial_prior_std=config.initial_prior_std,
   )
 
 

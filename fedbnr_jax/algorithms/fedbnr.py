@@ -275,4 +275,6 @@ def _build(
     scales=scales.get("scales", last_layer.trained_scales),
     noise="varying" if scales.get("varying_noise") else "constant",
     with_noise=config.with_noise,
+    initial_noise_std=config.initial_noise_std,
+    initial_prior_std=config.initial_prior_std,
   )

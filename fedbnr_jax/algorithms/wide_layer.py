@@ -25,6 +25,8 @@ def widened(
   scales: last_layer.Scales,
   noise: str = "constant",
   with_noise: bool = True,
+  initial_noise_std: float = 0.5,
+  initial_prior_std: float = 1.0,
 ) -> FederatedAlgorithm:
   """Gives a method a last layer under a wider draw of its kernel.
 
@@ -36,6 +38,8 @@ def widened(
     noise: "constant", "varying" with the input, or "held-out": by residuals of rows
       that nobody trained on.
     with_noise: Whether predicted variances are of y, or of the function alone.
+    initial_noise_std: σ before the first round.
+    initial_prior_std: λ before the first round.
   """
   everybody = trained.participation.all_send_statistics
 
@@ -44,7 +48,10 @@ def widened(
   ) -> ServerState:
     inner = trained.init_server(key, num_clients, rows, inputs)
     start = last_layer.initial_state(
-      feature_map, 1.0, 1.0, varying_noise=noise != "constant"
+      feature_map,
+      initial_noise_std,
+      initial_prior_std,
+      varying_noise=noise != "constant",
     )
     outer = start(key, num_clients, rows, inputs)
     return outer.replace(params=inner.params, optimizer=inner)

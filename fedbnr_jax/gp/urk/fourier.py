@@ -94,7 +94,8 @@ def random_fourier(
   Args:
     num_samples: S; there are 2S features.
     spectrum: One of `SPECTRA`.
-    length_scale: Initial ℓ, trained in the logarithm.
+    length_scale: Initial ℓ, trained in the logarithm; if each input has its own, in
+      units of √D.
     isotropic: Whether all inputs share one ℓ [], or each has its own, ℓ [D].
     orthogonal: Whether frequencies are orthogonal in blocks; see
       `orthogonal_spectrum`.
@@ -132,9 +133,16 @@ def random_fourier(
 
 
 def initial_length_scale(value: float, x: jax.Array, *, isotropic: bool) -> Any:
-  """Makes θ of a stationary kernel: log ℓ, [] or [D], for rows x [N, D]."""
-  shape = () if isotropic else x.shape[1:]
-  return {"log_length_scale": jnp.full(shape, jnp.log(value), x.dtype)}
+  """Makes θ of a stationary kernel: log ℓ, [] or [D], for rows x [N, D].
+
+  With a length-scale for each input, its start is in units of √D, as which distances
+  between standardised rows grow.
+  """
+  if isotropic:
+    return {"log_length_scale": jnp.log(jnp.asarray(value, x.dtype))}
+  num_inputs = x.shape[1]
+  start = jnp.log(jnp.asarray(value * num_inputs**0.5, x.dtype))
+  return {"log_length_scale": jnp.full(num_inputs, start)}
 
 
 def scaled(theta: Any, x: jax.Array) -> jax.Array:

@@ -115,7 +115,8 @@ def inducing(
   Args:
     num_samples: S, the number of inducing inputs, and of features.
     spectrum: One of `PROFILES`.
-    length_scale: Initial ℓ, trained in the logarithm.
+    length_scale: Initial ℓ, trained in the logarithm; if each input has its own, in
+      units of √D.
     isotropic: Whether all inputs share one ℓ [], or each has its own, ℓ [D].
   """
   require_choice("spectrum", spectrum, PROFILES)

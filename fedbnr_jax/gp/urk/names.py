@@ -31,7 +31,7 @@ def ard(
   Args:
     num_samples: S: frequencies, of two features each, or inducing inputs.
     spectrum: One of `SPECTRA`.
-    length_scale: Initial ℓ of every input.
+    length_scale: Initial ℓ of every input, in units of √D.
     basis: "fourier" for random frequencies, "inducing" for inducing inputs.
     isotropic: Whether all inputs share one ℓ after all.
     orthogonal: Whether frequencies are orthogonal in blocks.

@@ -45,7 +45,8 @@ def add(*parts: FeatureMap) -> FeatureMap:
         parts, params.omega, params.theta["parts"], strict=True
       )
     ]
-    dtype = jnp.result_type(*blocks)
+    # The widest of the parts' types; which need not be promoted implicitly.
+    dtype = max((block.dtype for block in blocks), key=lambda dtype: dtype.itemsize)
     scaled = [
       amplitudes[p].astype(dtype) * block.astype(dtype)
       for p, block in enumerate(blocks)
