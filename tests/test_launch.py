@@ -378,14 +378,28 @@ def test_a_reader_that_has_seen_enough_is_no_error(options):
   assert done.returncode == 141
 
 
-def test_no_output_at_all_is_no_error():
+def tables_in_shell(rest: str) -> subprocess.CompletedProcess[str]:
   command = f"{sys.executable} -m launch.tables --results=results/paper_table.csv"
-  done = subprocess.run(
-    f"exec {command} --brief >&-",
+  return subprocess.run(
+    f"exec {command} {rest}",
     shell=True,
     cwd=ROOT,
     stderr=subprocess.PIPE,
     text=True,
     check=False,
   )
-  assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("option, status", [("--brief", 0), ("--help", 1)])
+def test_no_output_at_all_is_no_error(option, status):
+  done = tables_in_shell(f"{option} >&-")
+  assert (done.returncode, done.stderr) == (status, "")
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("options", ["", "--help"])
+def test_a_full_disk_is_told_in_one_line(options):
+  done = tables_in_shell(f"{options} > /dev/full")
+  assert done.returncode == 1
+  assert done.stderr.startswith("error: cannot print (No space left")
+  assert done.stderr.count("\n") == 1, done.stderr

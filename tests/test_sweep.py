@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures import Future, wait
 
 import ml_collections
@@ -437,6 +438,27 @@ def test_a_worker_has_its_core_and_is_replaced_when_it_died_between_runs(tmp_pat
     workers.stop([worker])
   assert pids[0] != pids[1]
   assert os.sched_getaffinity(0) == before
+
+
+def test_a_worker_that_was_stopped_is_told_of_once():
+  """It may be meant to go on; the sweep would wait for it without a word."""
+
+  class Resting:
+    def submit(self, job):
+      return Future()
+
+    def stopped(self):
+      return 42
+
+  said: list[str] = []
+  run = types.SimpleNamespace(name="a-run")
+  order = schedule.Schedule([run], [Resting()], lambda run: None, said.append)
+  order.start()
+  for _ in range(4):
+    assert order.ended(0.0) == []
+  (line,) = said
+  assert line.startswith("a-run: ")
+  assert "kill -CONT 42" in line
 
 
 def test_workers_that_cannot_start_are_given_up(tmp_path, monkeypatch):
