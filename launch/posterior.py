@@ -5,10 +5,11 @@ python -m launch.posterior --workdir=runs/mine --remove=old_site.csv
 python -m launch.posterior --workdir=runs/mine
 
 The kernel stays; the posterior becomes the one of all rows now in, with σ and λ that
-maximise their evidence, and `launch.predict` uses it from then on. Rows that are not in
-are refused; those of the training's own table that were held out for validation or
-test, and so never in, are passed over. Without --add and --remove it prints what has
-changed since training.
+maximise their evidence, and `launch.predict` uses it from then on. Rows to remove that
+are not in are refused, and rows to add that are; those of the training's own table that
+were held out for validation or test, and so never in, are passed over. The ledger
+before a change is kept beside it. Without flags it prints what has changed since
+training.
 """
 
 from collections.abc import Iterator
@@ -22,15 +23,31 @@ from launch import common
 
 _ADD = flags.DEFINE_multi_string("add", [], "Table whose rows join; repeatable.")
 _REMOVE = flags.DEFINE_multi_string("remove", [], "Table whose rows leave.")
+_ALLOW_EQUAL = flags.DEFINE_bool(
+  "allow_equal", False, "Add rows also where equal ones are in: other measurements."
+)
 
 
 def main() -> None:
-  update(common.workdir(), _ADD.value, _REMOVE.value)
+  update(
+    common.workdir(),
+    _ADD.value,
+    _REMOVE.value,
+    allow_equal=_ALLOW_EQUAL.value,
+  )
 
 
-def update(workdir: str, add: list[str], remove: list[str]) -> None:
+def update(
+  workdir: str,
+  add: list[str],
+  remove: list[str],
+  *,
+  allow_equal: bool = False,
+) -> None:
   """Adds and removes the rows of files, all or none, and prints the result."""
-  changed = posterior.change_rows(workdir, _tables(add), _tables(remove))
+  changed = posterior.change_rows(
+    workdir, _tables(add), _tables(remove), allow_equal=allow_equal
+  )
   for source, num_passed, num_rows in changed.passed_over:
     print(
       f"{source}: {num_passed} of {num_rows} rows held out for validation or test, and "

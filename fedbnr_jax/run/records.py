@@ -36,7 +36,7 @@ class RunFolder:
     self.path = pathlib.Path(path)
     self.checkpoints = self.path / "checkpoint"
     self.figures = self.path / "figures"
-    self.posterior = self.path / "posterior.npz"  # See membership.py.
+    self.posterior = self.path / "posterior.npz"  # See ledger_file.py.
     self.released = self.path / "released"  # Folder; see privacy.py.
     self._config = self.path / "config.json"
     self._data = self.path / "data.json"
