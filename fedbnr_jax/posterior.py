@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import ledger_changes, ledger_file, membership, precision
+from fedbnr_jax import erasure, ledger_changes, ledger_file, membership, precision
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.state import State
 from fedbnr_jax.files import explain_os_errors
@@ -31,6 +31,7 @@ class ChangedRows(NamedTuple):
     num_rows: Rows in the posterior now.
     noise_std: σ, in the target's unit.
     prior_std: λ, in the target's unit.
+    traces: What the folder still holds of rows that have left, now or earlier.
   """
 
   changes: Sequence[dict[str, Any]]
@@ -38,6 +39,7 @@ class ChangedRows(NamedTuple):
   num_rows: int
   noise_std: float
   prior_std: float
+  traces: erasure.Traces
 
 
 def change_rows(
@@ -45,6 +47,7 @@ def change_rows(
   add: Tables = (),
   remove: Tables = (),
   *,
+  erase: bool = False,
   allow_equal: bool = False,
 ) -> ChangedRows:
   """Removes and adds rows of the model in a folder, all or none, without training.
@@ -53,6 +56,8 @@ def change_rows(
     workdir: The folder of a finished run.
     add: Names and contents of tables whose rows join.
     remove: Names and contents of tables whose rows leave, before others join.
+    erase: Whether to rewrite or delete what the folder holds of rows that have left,
+      now or earlier; without it, the ledger before the change is kept beside the new.
     allow_equal: Whether rows may join that are equal to rows which are in or were held
       out.
 
@@ -62,13 +67,14 @@ def change_rows(
   """
   load(workdir)  # Refuses a folder that holds no run before anything is written to it.
   with alone_in(workdir):
-    return _change_rows(workdir, add, remove, allow_equal)
+    return _change_rows(workdir, add, remove, erase, allow_equal)
 
 
 def _change_rows(
   workdir: str | os.PathLike[str],
   add: Tables,
   remove: Tables,
+  erase: bool,
   allow_equal: bool,
 ) -> ChangedRows:
   """Does what `change_rows` says, while nobody else writes the folder."""
@@ -81,8 +87,12 @@ def _change_rows(
   ledger, passed_over = _removed(before, trained, remove)
   ledger = _added(ledger, trained, add, allow_equal)
   state = _state(trained, ledger)
-  if ledger is not before:
-    with explain_os_errors(folder.path):
+  if erase:
+    erasure.require_departures(folder, ledger)
+  with explain_os_errors(folder.path):
+    if erase:
+      ledger = erasure.erase(folder, ledger, state)
+    elif ledger is not before:
       ledger_file.replace(folder.posterior, ledger)
   scale, fitted = trained.preprocessor.target_std, state.server.posterior
   return ChangedRows(
@@ -91,6 +101,7 @@ def _change_rows(
     num_rows=len(ledger.tags),
     noise_std=float(fitted.noise_std) * scale,
     prior_std=float(fitted.prior_std) * scale,
+    traces=erasure.traces(folder, ledger),
   )
 
 

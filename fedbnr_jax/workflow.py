@@ -208,9 +208,9 @@ def save(
   folder.check(config)
   folder.check_data(dataset)
   with explain_os_errors(folder.path), alone_in(folder.path):
-    folder.claim_experiment(experiment)
     if ledger_file.changes(folder.posterior):
       raise rows_have_changed(folder)
+    folder.claim_experiment(experiment)
     folder.keep_metrics(result.history)
     checkpoints = Checkpoints(folder.checkpoints)
     checkpoints.discard_after(len(result.history))
