@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import membership, precision, prediction
+from fedbnr_jax import ledger_file, membership, precision, prediction
 from fedbnr_jax.data import Preprocessor, tables
 from fedbnr_jax.data.ranges import warn_of_outside
 from fedbnr_jax.data.reader import place
@@ -21,6 +21,7 @@ from fedbnr_jax.run import journal, training
 from fedbnr_jax.run.checkpoints import Checkpoints
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import Record, RunFolder
+from fedbnr_jax.tags import OwnedRows
 
 # 95 % of the standard normal lies within ±_QUANTILE.
 _QUANTILE = 1.959963984540054
@@ -169,22 +170,23 @@ class Model:
     index = self.client_names.index(client)
     return algorithm.of_client(self.state, index)
 
-  def rows(self, table: pd.DataFrame) -> membership.OwnedRows:
-    """Standardises the rows of a table, for `membership`.
+  def rows(self, table: pd.DataFrame) -> OwnedRows:
+    """Standardises the rows of a table, for `statistics` and `row_tags`.
 
     Args:
       table: Raw columns, named as in training, the target among them.
     """
     y = tables.parse_target(table, self.preprocessor.target_name)
     self.preprocessor.warn_of_clipped_targets(y)
-    y = self.preprocessor.standardise(y).astype(self.config.dtype)
+    with np.errstate(over="ignore"):  # The ledger refuses what is too far out.
+      y = self.preprocessor.standardise(y).astype(self.config.dtype)
     owners, client = None, self.config.data.client
     if client and client in table.columns:
       owners = tables.parse_clients(table, client)
-    return membership.OwnedRows(self._inputs(table, self._parsed(table)), y, owners)
+    return OwnedRows(self._inputs(table, self._parsed(table)), y, owners)
 
   def statistics(
-    self, rows: membership.OwnedRows, transform: Callable[[Any], Any] | None = None
+    self, rows: OwnedRows, transform: Callable[[Any], Any] | None = None
   ) -> blr.SufficientStats:
     """Sums the sufficient statistics of rows under the model's kernel.
 
@@ -266,9 +268,9 @@ class SavedRun:
   def save(self, workdir: str | os.PathLike[str]) -> None:
     """Copies the run to another folder; does nothing where that is its own."""
     source, target = RunFolder(self.path), RunFolder(workdir)
-    if membership.changes(target.posterior) not in (
+    if ledger_file.changes(target.posterior) not in (
       (),
-      membership.changes(source.posterior),
+      ledger_file.changes(source.posterior),
     ):
       raise rows_have_changed(target)
     source.copy_to(target)
@@ -292,7 +294,7 @@ def load(workdir: str | os.PathLike[str]) -> Model:
       raise InputError(f"{workdir} holds no sound checkpoint: train again.")
     state = saved.best
     if folder.posterior.exists():
-      ledger = membership.read(folder.posterior)
+      ledger = ledger_file.read(folder.posterior)
       if ledger.changes:
         membership.require_kernel(ledger, state, folder.posterior)
         state = jax.device_get(membership.with_posterior(state, ledger))

@@ -8,11 +8,17 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import files, membership, precision
+from fedbnr_jax import erasure, ledger_changes, ledger_file, membership, precision
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.federated.state import State
+from fedbnr_jax.files import explain_os_errors
+from fedbnr_jax.ledger import Ledger
 from fedbnr_jax.lock import alone_in
-from fedbnr_jax.model import load
+from fedbnr_jax.model import Model, load
+from fedbnr_jax.names import listing
 from fedbnr_jax.run.records import RunFolder
+
+Tables = Iterable[tuple[str, pd.DataFrame]]
 
 
 class ChangedRows(NamedTuple):
@@ -25,6 +31,7 @@ class ChangedRows(NamedTuple):
     num_rows: Rows in the posterior now.
     noise_std: σ, in the target's unit.
     prior_std: λ, in the target's unit.
+    traces: What the folder still holds of rows that have left, now or earlier.
   """
 
   changes: Sequence[dict[str, Any]]
@@ -32,66 +39,127 @@ class ChangedRows(NamedTuple):
   num_rows: int
   noise_std: float
   prior_std: float
+  traces: erasure.Traces
 
 
 def change_rows(
   workdir: str | os.PathLike[str],
-  add: Iterable[tuple[str, pd.DataFrame]] = (),
-  remove: Iterable[tuple[str, pd.DataFrame]] = (),
+  add: Tables = (),
+  remove: Tables = (),
+  *,
+  erase: bool = False,
+  allow_equal: bool = False,
 ) -> ChangedRows:
-  """Adds and removes rows of the model in a folder, all or none, without training.
+  """Removes and adds rows of the model in a folder, all or none, without training.
 
   Args:
     workdir: The folder of a finished run.
     add: Names and contents of tables whose rows join.
-    remove: Names and contents of tables whose rows leave.
+    remove: Names and contents of tables whose rows leave, before others join.
+    erase: Whether to rewrite or delete what the folder holds of rows that have left,
+      now or earlier; without it, the ledger before the change is kept beside the new.
+    allow_equal: Whether rows may join that are equal to rows which are in or were held
+      out.
 
   Raises:
     InputError: If the run is not finished, its method has no last layer of all
-      clients' rows, or a row to remove is not in.
+      clients' rows, a row to remove is not in, or one to add is.
   """
   load(workdir)  # Refuses a folder that holds no run before anything is written to it.
   with alone_in(workdir):
-    return _change_rows(workdir, add, remove)
+    return _change_rows(workdir, add, remove, erase, allow_equal)
 
 
 def _change_rows(
   workdir: str | os.PathLike[str],
-  add: Iterable[tuple[str, pd.DataFrame]],
-  remove: Iterable[tuple[str, pd.DataFrame]],
+  add: Tables,
+  remove: Tables,
+  erase: bool,
+  allow_equal: bool,
 ) -> ChangedRows:
   """Does what `change_rows` says, while nobody else writes the folder."""
   folder, trained = RunFolder(workdir), load(workdir)
   if not trained.scores:
     raise InputError(f"the training in {workdir} is not finished: let it finish.")
   trained.require_global_layer()
-  ledger = membership.read(folder.posterior)
-  membership.require_kernel(ledger, trained.state, folder.posterior)
-  before, passed_over = ledger, []
-  for source, table in add:
-    rows = trained.rows(table)
-    stats, tags = trained.statistics(rows, jax.jit), membership.row_tags(rows)
-    ledger = membership.joined(ledger, stats, tags, source)
-  for source, table in remove:
-    rows = trained.rows(table)
-    tags = membership.row_tags(rows)
-    leave = membership.leaving(ledger, tags, source)
-    stats = trained.statistics(rows.where(leave), jax.jit)
-    ledger = membership.left(ledger, stats, tags[leave], source)
-    if not leave.all():
-      passed_over.append((source, int(np.sum(~leave)), len(leave)))
-  if ledger is not before:
-    with files.explain_os_errors(folder.path):
-      membership.write(folder.posterior, ledger)
-  state = trained.state
-  if ledger.changes:
-    with precision.float64():
-      state = membership.with_posterior(state, ledger)
-  scale = trained.preprocessor.target_std
+  before = ledger_file.read(folder.posterior)
+  membership.require_kernel(before, trained.state, folder.posterior)
+  ledger, passed_over = _removed(before, trained, remove)
+  ledger = _added(ledger, trained, add, allow_equal)
+  state = _state(trained, ledger)
+  if erase:
+    erasure.require_departures(folder, ledger)
+  with explain_os_errors(folder.path):
+    if erase:
+      ledger = erasure.erase(folder, ledger, state)
+    elif ledger is not before:
+      ledger_file.replace(folder.posterior, ledger)
+  scale, fitted = trained.preprocessor.target_std, state.server.posterior
   return ChangedRows(
     changes=ledger.changes,
     passed_over=passed_over,
-    num_rows=int(np.rint(ledger.stats.count)),
-    noise_std=float(state.server.posterior.noise_std) * scale,
-    prior_std=float(state.server.posterior.prior_std) * scale,
+    num_rows=len(ledger.tags),
+    noise_std=float(fitted.noise_std) * scale,
+    prior_std=float(fitted.prior_std) * scale,
+    traces=erasure.traces(folder, ledger),
   )
+
+
+def _removed(
+  ledger: Ledger, trained: Model, tables: Tables
+) -> tuple[Ledger, list[tuple[str, int, int]]]:
+  """The ledger without the rows of tables, and what of them was never in."""
+  passed_over = []
+  for source, table in tables:
+    rows = trained.rows(table)
+    ledger, num_held_out = ledger_changes.without_rows(
+      ledger, rows, source, _statistics(trained)
+    )
+    if not len(ledger.tags):
+      raise InputError(
+        f"without {source} no row would be in the posterior: at least one row must be "
+        "left. Nothing is changed."
+      )
+    if num_held_out:
+      passed_over.append((source, num_held_out, len(rows.y)))
+  return ledger, passed_over
+
+
+def _added(ledger: Ledger, trained: Model, tables: Tables, allow_equal: bool) -> Ledger:
+  """The ledger with the rows of tables."""
+  client = trained.config.data.client
+  for source, table in tables:
+    if client and client not in table.columns:
+      raise InputError(
+        f"{source} has no column {client!r}, by which the training told whose rows are "
+        "whose, and rows that are in from new ones: add it. Nothing is changed."
+      )
+    ledger = ledger_changes.with_rows(
+      ledger, trained.rows(table), source, _statistics(trained), allow_equal=allow_equal
+    )
+  return ledger
+
+
+def _statistics(trained: Model) -> ledger_changes.Statistics:
+  return lambda rows: trained.statistics(rows, jax.jit)
+
+
+def _state(trained: Model, ledger: Ledger) -> State:
+  """The model's state with the posterior of the rows that are in.
+
+  Raises:
+    InputError: If it is not finite.
+  """
+  if not ledger.changes:
+    return trained.state
+  with precision.float64():
+    state = jax.device_get(membership.with_posterior(trained.state, ledger))
+  if not all(
+    np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.server.posterior)
+  ):
+    tables = listing({change["table"] for change in ledger.changes})
+    raise InputError(
+      f"the posterior would not be finite after the changes by {tables}. Nothing is "
+      "changed."
+    )
+  return state

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import ml_collections
 
-from fedbnr_jax import membership, precision
+from fedbnr_jax import ledger_file, membership, precision
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.files import explain_os_errors
 from fedbnr_jax.lock import alone_in
@@ -182,7 +182,7 @@ def write_results(
   report.write_figures(experiment, program, result, folder.figures)
   ledger = membership.of_training(experiment, result.state)
   if ledger is not None:
-    membership.write(folder.posterior, ledger)
+    ledger_file.write(folder.posterior, ledger)
   if not experiment.config.compare_clients or len(experiment.client_names) < 2:
     return None
   alone = report.train_clients_alone(experiment, jax.jit)
@@ -208,9 +208,9 @@ def save(
   folder.check(config)
   folder.check_data(dataset)
   with explain_os_errors(folder.path), alone_in(folder.path):
-    folder.claim_experiment(experiment)
-    if membership.changes(folder.posterior):
+    if ledger_file.changes(folder.posterior):
       raise rows_have_changed(folder)
+    folder.claim_experiment(experiment)
     folder.keep_metrics(result.history)
     checkpoints = Checkpoints(folder.checkpoints)
     checkpoints.discard_after(len(result.history))

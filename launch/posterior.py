@@ -2,16 +2,19 @@
 
 python -m launch.posterior --workdir=runs/mine --add=new_site.csv
 python -m launch.posterior --workdir=runs/mine --remove=old_site.csv
+python -m launch.posterior --workdir=runs/mine --remove=old_site.csv --erase
 python -m launch.posterior --workdir=runs/mine
 
 The kernel stays; the posterior becomes the one of all rows now in, with σ and λ that
-maximise their evidence, and `launch.predict` uses it from then on. Rows that are not in
-are refused; those of the training's own table that were held out for validation or
-test, and so never in, are passed over. Without --add and --remove it prints what has
-changed since training.
+maximise their evidence, and `launch.predict` uses it from then on. Rows to remove that
+are not in are refused, and rows to add that are; those of the training's own table that
+were held out for validation or test, and so never in, are passed over. The ledger
+before a change is kept beside it. --erase, with --remove or later, deletes that copy
+and rewrites what else in the folder shows rows that left, as far as it can be done
+without training. Without flags it prints what has changed since training.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from absl import flags
@@ -22,15 +25,36 @@ from launch import common
 
 _ADD = flags.DEFINE_multi_string("add", [], "Table whose rows join; repeatable.")
 _REMOVE = flags.DEFINE_multi_string("remove", [], "Table whose rows leave.")
+_ERASE = flags.DEFINE_bool(
+  "erase", False, "Rewrite or delete what the folder holds of rows that have left."
+)
+_ALLOW_EQUAL = flags.DEFINE_bool(
+  "allow_equal", False, "Add rows also where equal ones are in: other measurements."
+)
 
 
 def main() -> None:
-  update(common.workdir(), _ADD.value, _REMOVE.value)
+  update(
+    common.workdir(),
+    _ADD.value,
+    _REMOVE.value,
+    erase=_ERASE.value,
+    allow_equal=_ALLOW_EQUAL.value,
+  )
 
 
-def update(workdir: str, add: list[str], remove: list[str]) -> None:
+def update(
+  workdir: str,
+  add: list[str],
+  remove: list[str],
+  *,
+  erase: bool = False,
+  allow_equal: bool = False,
+) -> None:
   """Adds and removes the rows of files, all or none, and prints the result."""
-  changed = posterior.change_rows(workdir, _tables(add), _tables(remove))
+  changed = posterior.change_rows(
+    workdir, _tables(add), _tables(remove), erase=erase, allow_equal=allow_equal
+  )
   for source, num_passed, num_rows in changed.passed_over:
     print(
       f"{source}: {num_passed} of {num_rows} rows held out for validation or test, and "
@@ -42,6 +66,17 @@ def update(workdir: str, add: list[str], remove: list[str]) -> None:
     f"{changed.num_rows} rows in the posterior, noise {changed.noise_std:.4g}, "
     f"prior {changed.prior_std:.4g} (in the target's unit)"
   )
+
+  if changed.traces.erasable:
+    print("Rows have left the posterior, and --erase can take them out of:")
+    _print_list(changed.traces.erasable)
+  if changed.traces.lasting:
+    print("What --erase cannot take rows that have left out of:")
+    _print_list(changed.traces.lasting)
+
+
+def _print_list(lines: Sequence[str]) -> None:
+  print("\n".join(f"- {line}" for line in lines))
 
 
 def _tables(sources: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedbnr_jax import workflow
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.run import config as config_lib
@@ -61,6 +62,32 @@ def table(num_rows: int = 60, **fields) -> Dataset:
   noise = rng.normal(size=num_rows)
   targets = 100.0 + 30.0 * features["a"].to_numpy() + 3.0 * noise
   return Dataset("made", features, targets, "y", **fields)
+
+
+def sites(num_rows: int, seed: int = 0) -> pd.DataFrame:
+  """Rows of two sites, whose targets are far from unit scale."""
+  rng = np.random.default_rng(seed)
+  a, b = rng.normal(size=(2, num_rows))
+  site = np.array(["north", "south"])[rng.integers(2, size=num_rows)]
+  y = 100 + 30 * np.sin(a) + 5 * b + 3 * rng.normal(size=num_rows)
+  return pd.DataFrame({"a": a, "b": b, "site": site, "y": y})
+
+
+def train_sites(folder: pathlib.Path, **fields: object) -> pd.DataFrame:
+  """Trains a model of two sites in `folder/run`; returns its table."""
+  table = sites(80)
+  table.to_csv(folder / "table.csv", index=False)
+  config = tiny(
+    kernel="gaussian",
+    num_rounds=2,
+    data__source="table",
+    data__path=str(folder / "table.csv"),
+    data__target="y",
+    data__client="site",
+    **fields,
+  )
+  workflow.train(config, folder / "run")
+  return table
 
 
 SUMMARY = {  # Of design.md.

@@ -5,8 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbnr_jax import membership, model
+from fedbnr_jax import ledger_file, membership, model
 from fedbnr_jax.algorithms import kernels
+from fedbnr_jax.ledger import make_part
 from fedbnr_jax.run import experiment as experiment_lib
 from launch import posterior as launch_posterior
 from launch import predict as launch_predict
@@ -65,8 +66,9 @@ def _from_scratch(folder, *tables):
   trained = model.load(folder / "run")
   frame = pd.concat([pd.read_csv(folder / f"{name}.csv") for name in tables])
   stats = trained.statistics(trained.rows(frame.reset_index(drop=True)))
-  base = membership.read(folder / "run" / "posterior.npz")
-  return membership.with_posterior(trained.state, base._replace(stats=stats))
+  base = ledger_file.read(folder / "run" / "posterior.npz")
+  whole = base._replace(training=make_part("", stats, base.tags), joined=())
+  return membership.with_posterior(trained.state, whole)
 
 
 def _assert_posterior(state, wanted):
@@ -177,28 +179,6 @@ def test_a_site_leaves_with_its_own_rows_also_where_others_have_the_same(
   assert_refused(lambda: _update(tmp_path, capsys, remove="south"), "south")
 
 
-def test_tags_are_equal_for_equal_rows_only():
-  rng = np.random.default_rng(0)
-  x, y = rng.normal(size=(50_000, 3)), rng.normal(size=50_000)
-  owners = np.array(["north", "south"])[rng.integers(2, size=50_000)]
-  rows = membership.OwnedRows(x, y, owners)
-  tags = membership.row_tags(rows)
-  assert len(set(tags.tolist())) == len(tags)
-  order = rng.permutation(len(tags))
-  shuffled = rows.where(order)._replace(x=x[order].astype(np.float32))
-  np.testing.assert_array_equal(membership.row_tags(shuffled), tags[order])
-  others = [
-    rows._replace(x=x[:, ::-1]),
-    rows._replace(owners=None),
-    rows._replace(owners=np.array(["south", "north"])[(owners == "south") * 1]),
-  ]
-  for other in others:
-    assert not np.isin(membership.row_tags(other), tags).any()
-  zeros = membership.OwnedRows(np.zeros((1, 2)), np.zeros(1))
-  minus = membership.OwnedRows(-zeros.x, -zeros.y)
-  assert membership.row_tags(zeros) == membership.row_tags(minus)
-
-
 def test_all_or_nothing(run, capsys):
   before = (run / "run" / "posterior.npz").read_bytes()
   assert_refused(lambda: _update(run, capsys, add="new", remove="strange"), "strange")
@@ -216,18 +196,18 @@ def test_a_damaged_or_foreign_file_is_refused(run, capsys):
   path = run / "run" / "posterior.npz"
   before = path.read_bytes()
   state = model.load(run / "run").state
-  ledger = membership.read(path)
+  ledger = ledger_file.read(path)
   try:
     path.write_bytes(before[:-100])
-    assert_refused(lambda: membership.read(path), "damaged")
-    membership.write(path, ledger._replace(kernel="other"))
-    other = membership.read(path)
+    assert_refused(lambda: ledger_file.read(path), "damaged")
+    ledger_file.write(path, ledger._replace(kernel="other"))
+    other = ledger_file.read(path)
     assert_refused(
       lambda: membership.require_kernel(other, state, path), "another kernel"
     )
     assert_refused(lambda: _update(run, capsys, add="new"), "another kernel")
     path.unlink()
-    assert_refused(lambda: membership.read(path), "does not exist")
+    assert_refused(lambda: ledger_file.read(path), "does not exist")
   finally:
     path.write_bytes(before)
 

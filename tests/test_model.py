@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbnr_jax import membership, model, prediction, workflow
+from fedbnr_jax import model, prediction, workflow
 from fedbnr_jax.data import load_table, read_table
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import metrics
@@ -19,6 +19,7 @@ from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import training
 from fedbnr_jax.run.program import make_program
 from fedbnr_jax.run.records import RunFolder
+from fedbnr_jax.tags import OwnedRows
 from launch import posterior
 from tests.runs import assert_refused, claimed, table, tiny
 
@@ -267,7 +268,7 @@ def test_a_model_for_each_client_is_asked_by_name(tmp_path):
   assert not folder.posterior.exists()
   assert_refused(lambda: loaded.predict(rows), "avg+local", "'client 1'")
   assert_refused(lambda: loaded.predict(rows, client="client 3"), "did you mean")
-  some = membership.OwnedRows(np.ones((2, 2)), np.ones(2))
+  some = OwnedRows(np.ones((2, 2)), np.ones(2))
   assert_refused(lambda: loaded.statistics(some), "no last layer")
 
 

@@ -13,7 +13,7 @@ import pytest
 import scipy.optimize
 from absl.testing import flagsaver
 
-from fedbnr_jax import membership, model, privacy, workflow
+from fedbnr_jax import ledger_file, model, privacy, workflow
 from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.files import read_arrays
 from fedbnr_jax.gp import blr, urk
@@ -437,9 +437,10 @@ def test_without_float64_there_is_no_release(run, monkeypatch):
 
 
 def test_a_run_that_was_trained_without_float64_is_refused(run):
-  ledger = membership.read(run / "posterior.npz")
-  stats = jax.tree.map(np.float32, ledger.stats)
-  membership.write(run / "posterior.npz", ledger._replace(stats=stats))
+  ledger = ledger_file.read(run / "posterior.npz")
+  sums = jax.tree.map(np.float32, ledger.training.sums)
+  ledger = ledger._replace(training=ledger.training._replace(sums=sums))
+  ledger_file.write(run / "posterior.npz", ledger)
   assert_refused(lambda: publish(run, 1.0), "64-bit types off", "float32")
 
 

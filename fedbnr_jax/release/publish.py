@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbnr_jax import membership, precision, privacy
+from fedbnr_jax import ledger_file, precision, privacy
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
 from fedbnr_jax.gp import blr
@@ -171,7 +171,7 @@ def _require_float64(folder: RunFolder) -> None:
       "a private release needs 64-bit types, which are off: unset JAX_ENABLE_X64."
     )
   if folder.posterior.exists():
-    dtype = membership.read(folder.posterior).stats.gram.dtype
+    dtype = ledger_file.read(folder.posterior).stats.gram.dtype
     if dtype != np.float64:
       raise InputError(
         f"{folder.path} was trained with 64-bit types off ({dtype} statistics): train "

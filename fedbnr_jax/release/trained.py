@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedbnr_jax import membership, model, precision
+from fedbnr_jax import ledger_file, model, precision
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import blr, urk
 from fedbnr_jax.gp.kernel_model import features_of
@@ -76,7 +76,7 @@ def load_run(workdir: str | os.PathLike[str]) -> TrainedRun:
     )
   with precision.float64():
     squared_norm = float(feature_map.norm_bound(trained.state.server.params.theta))
-  if membership.changes(folder.posterior):
+  if ledger_file.changes(folder.posterior):
     raise InputError(
       f"rows have joined or left {workdir} since its training, and a release is made "
       "of those it was trained on: train again."

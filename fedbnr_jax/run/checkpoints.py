@@ -94,6 +94,13 @@ class Checkpoints:
       if number > round_number:
         self._path(number).unlink()
 
+  def replace_all(self, state: Any) -> None:
+    """Puts a state in the place of the newest checkpoint, and removes all others."""
+    *older, newest = self._rounds()
+    self.save(Saved(newest, state, state))
+    for number in older:
+      self._path(number).unlink(missing_ok=True)
+
   def _path(self, number: int) -> pathlib.Path:
     return self._directory / f"{number}{_SUFFIX}"
 

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import ml_collections
@@ -36,7 +37,7 @@ class RunFolder:
     self.path = pathlib.Path(path)
     self.checkpoints = self.path / "checkpoint"
     self.figures = self.path / "figures"
-    self.posterior = self.path / "posterior.npz"  # See membership.py.
+    self.posterior = self.path / "posterior.npz"  # See ledger_file.py.
     self.released = self.path / "released"  # Folder; see privacy.py.
     self._config = self.path / "config.json"
     self._data = self.path / "data.json"
@@ -85,8 +86,7 @@ class RunFolder:
     with explain_os_errors(self.path):
       write_json(self._preprocessing, experiment.preprocessor.to_json())
       num_rows = experiment.federation.clients.x.shape[1]
-      clients = {"names": list(experiment.client_names), "num_rows": num_rows}
-      write_json(self._clients, clients)
+      self.write_clients(experiment.client_names, num_rows)
 
   def check_data(self, dataset: Dataset) -> None:
     """Raises InputError if the folder holds a run of other rows."""
@@ -210,6 +210,9 @@ class RunFolder:
     if not self._preprocessing.exists():
       raise InputError(f"{self.path} holds no trained model: train one first.")
     return Preprocessor.from_json(read_json(self._preprocessing))
+
+  def write_clients(self, names: Sequence[str], num_rows: int) -> None:
+    write_json(self._clients, {"names": list(names), "num_rows": num_rows})
 
   def clients(self) -> tuple[tuple[str, ...], int]:
     """Names of the clients, and N, their padded rows; (), 1 in an older folder."""
