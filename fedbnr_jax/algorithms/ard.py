@@ -19,7 +19,7 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Builds method `fedbnr-ard`; config.sparse has its options."""
   options = config.sparse
   feature_map, wide = kernels.from_config(config), kernels.wide_from_config(config)
-  shared = fedbnr.common_settings(config)
+  shared = fedbnr.common_settings(config, local_kernels=False)
   optimizer = lbfgs()
   step = follow_gradient(
     feature_map, optimizer, min_noise_std=config.min_noise_std, safeguard=True

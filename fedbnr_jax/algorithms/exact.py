@@ -165,7 +165,7 @@ def _statistics(
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Builds method `fedbnr-exact`; config.exact says how it departs from `central`."""
   feature_map, options = kernels.from_config(config), config.exact
-  shared = fedbnr.common_settings(config)
+  shared = fedbnr.common_settings(config, local_kernels=False)
   learning_rate = config.central.learning_rate or config.learning_rate
   floor = config.min_noise_std
   # Steps of anything but the plain method are trials, which may be taken back.

@@ -223,14 +223,27 @@ def learning_from_config(
   )
 
 
-def common_settings(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Collects what every kernel method takes from the config."""
+def common_settings(
+  config: ml_collections.ConfigDict, *, local_kernels: bool = True
+) -> dict[str, Any]:
+  """Collects what every kernel method takes from the config.
+
+  Args:
+    config: Of a run.
+    local_kernels: Whether clients train kernel parameters of their own.
+  """
+  shared = settings.from_config(config)
+  factors = local_kernels and kernels.from_config(config).needs_inputs
+  if factors and not config.client_batch_size:
+    # Each client then factors a matrix of its own. A batch of them waits for ever in
+    # XLA's thread pool where that has two threads, and would be no faster.
+    shared["placement"] = shared["placement"]._replace(batch_size=1)
   return {
     "initial_noise_std": config.initial_noise_std,
     "initial_prior_std": config.initial_prior_std,
     "min_noise_std": config.min_noise_std,
     "with_noise": config.with_noise,
-    **settings.from_config(config),
+    **shared,
   }
 
 
