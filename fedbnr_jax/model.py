@@ -1,6 +1,7 @@
 """A trained model: predictions with error bars, in the target's unit, for any table."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,15 +12,16 @@ import ml_collections
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import files, membership, precision, prediction
+from fedbnr_jax import membership, precision, prediction
 from fedbnr_jax.data import Preprocessor, tables
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import blr
 from fedbnr_jax.names import listing, require_choice
-from fedbnr_jax.run import journal, training
+from fedbnr_jax.run import journal, seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import Record, RunFolder
+from fedbnr_jax.run.summary import read_outcome
 
 # 95 % of the standard normal lies within ±_QUANTILE.
 _QUANTILE = 1.959963984540054
@@ -243,7 +245,8 @@ def load(workdir: str | os.PathLike[str]) -> Model:
   """The model at the best validation round of the run in `workdir`.
 
   Raises:
-    InputError: If the folder holds no run, or none with a sound checkpoint.
+    InputError: If the folder holds no run, or none with a sound checkpoint, or files
+      that do not belong together.
   """
   folder = RunFolder(workdir)
   config, preprocessor = folder.config(), folder.preprocessing()
@@ -252,9 +255,11 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     raise InputError(f"{workdir} holds no checkpoint: train first.")
   with precision.float64():
     like = prediction.state_shapes(config, preprocessor, len(names) or 1, num_rows)
-    saved = Checkpoints(folder.checkpoints).restore(like)
+    check = functools.partial(seal.require, folder)
+    saved = Checkpoints(folder.checkpoints).restore(like, check=check)
     if saved is None:
       raise InputError(f"{workdir} holds no sound checkpoint: train again.")
+    history, summary = read_outcome(folder, config, saved.round)
     state = saved.best
     if folder.posterior.exists():
       ledger = membership.read(folder.posterior)
@@ -267,8 +272,8 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     state=state,
     client_names=names,
     columns=folder.feature_columns(),
-    records=tuple(folder.metrics()),
-    scores=folder.summary() or {},
+    records=tuple(history),
+    scores=summary,
     source=SavedRun(os.path.abspath(workdir)),
   )
 
@@ -288,21 +293,22 @@ def write_released(
     f"kernel_{index}": leaf for index, leaf in enumerate(jax.tree.leaves(kernel))
   }
   arrays |= vars(stats) | {name: getattr(fitted, name) for name in _SCALES}
-  files.write_arrays(target.path / _RELEASED, jax.device_get(arrays))
+  seal.write_arrays(target, _RELEASED, jax.device_get(arrays))
 
 
 def load_released(workdir: str | os.PathLike[str]) -> Model:
   """The model of a private release, in the run's folder or by itself."""
-  folder = RunFolder(workdir)
-  if (folder.released / _RELEASED).exists():
-    folder = RunFolder(folder.released)
-  path = folder.path / _RELEASED
-  if not path.exists():
+  folder = run = RunFolder(workdir)
+  if (run.released / _RELEASED).exists():
+    folder = RunFolder(run.released)
+  if not (folder.path / _RELEASED).exists():
     raise InputError(
       f"{workdir} has no private release: make one by launch.privacy --release."
     )
   config, preprocessor = folder.config(), folder.preprocessing()
-  arrays, _ = files.read_arrays(path)
+  if run.is_of_other_rows(preprocessor):
+    raise InputError(f"{folder.path} is of another run than {workdir}: restore it.")
+  arrays = seal.read_arrays(folder, _RELEASED)
   with precision.float64():
     shapes = prediction.state_shapes(config, preprocessor)
     like = shapes.server

@@ -20,7 +20,7 @@ from fedbnr_jax.run import training
 from fedbnr_jax.run.program import make_program
 from fedbnr_jax.run.records import RunFolder
 from launch import posterior
-from tests.runs import assert_refused, claimed, table, tiny
+from tests.runs import assert_refused, claimed, seal_anew, table, tiny
 
 COLUMNS = ["mean", "std", "lower95", "upper95"]
 
@@ -117,6 +117,7 @@ def test_trained_on_more_devices_than_there_are_here(trained, tmp_path, num_devi
   recorded = tmp_path / "run" / "config.json"
   config = json.loads(recorded.read_text()) | {"mesh": num_devices}
   recorded.write_text(json.dumps(config))
+  seal_anew(RunFolder(tmp_path / "run"))
   loaded = model.load(tmp_path / "run")
   assert loaded.config.mesh == num_devices
   np.testing.assert_array_equal(loaded.predict(frame()), fitted.predict(frame()))
