@@ -31,6 +31,7 @@ from fedbnr_jax.federated.federation import Federation, Rows
 from fedbnr_jax.federated.state import RoundInfo, State
 from fedbnr_jax.report import tables
 from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import input_summary
 from launch import common
 
 _METHODS = flags.DEFINE_list("methods", list(algorithms.METHODS), "Which methods.")
@@ -51,15 +52,18 @@ def site_process(connection: Connection, number: int, cache: str) -> None:
       start = json.loads(content)
       config = ml_collections.ConfigDict(start["config"])
       rows = (np.frombuffer(connection.recv_bytes(), t) for t in start["dtypes"])
-      arrays: Any = (
+      arrays: Any = [
         a.reshape(shape) for a, shape in zip(rows, start["shapes"], strict=True)
-      )
+      ]
+      known = connection.recv_bytes()
+      like = input_summary.empty(arrays[0].shape[-1])
       site = wire.Site(
         algorithms.method(config.method).build(config),
         experiment_lib.init_key(config.seed),
         number,
         start["num_clients"],
         Rows(*arrays),
+        wire.decode(known, like) if known else (),
       )
       connection.send_bytes(b"ready")
     elif site is not None:
@@ -82,7 +86,9 @@ class Sites:
       self._connections.append(here)
       self._processes.append(process)
 
-  def start(self, config: ml_collections.ConfigDict, clients: Rows) -> None:
+  def start(
+    self, config: ml_collections.ConfigDict, clients: Rows, inputs: Any = ()
+  ) -> None:
     """Gives each process in turn the config and the rows of its client."""
     num_clients = len(self._connections)
     for number, connection in enumerate(self._connections):
@@ -96,6 +102,7 @@ class Sites:
       connection.send_bytes(b"c" + json.dumps(content).encode())
       for array in rows:
         connection.send_bytes(array.tobytes())
+      connection.send_bytes(b"" if isinstance(inputs, tuple) else wire.encode(inputs))
       assert connection.recv_bytes() == b"ready"
 
   def ask(self, number: int, down: bytes) -> list[bytes]:
@@ -169,7 +176,7 @@ def compare(config: ml_collections.ConfigDict, sites: Sites) -> Comparison:
     experiment.key_rounds, state, federation
   )
   order = [e for stage in algorithm.stages for e in stage.exchanges * stage.times]
-  sites.start(config, federation.clients)
+  sites.start(config, federation.clients, federation.inputs)
   rows, totals, gap = [], [], 0.0
   for exchange, (down, total) in zip(order, log, strict=True):
     message = wire.encode(down)
@@ -241,7 +248,8 @@ def once_each(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   """Lets every exchange of a round happen once, in float64."""
   config = ml_collections.ConfigDict(config.to_dict())
   config.dtype, config.mesh = "float64", 1
-  config.central.num_steps, config.fedloc.num_iterations = 1, 1
+  config.central.num_steps = config.fedloc.num_iterations = 1
+  config.sparse.num_steps = 1
   return config
 
 

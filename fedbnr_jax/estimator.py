@@ -20,7 +20,8 @@ except ImportError as error:
     "'fedbnr-jax[sklearn]'."
   ) from error
 
-from fedbnr_jax.fitting import fit
+from fedbnr_jax.fitting import fit_arrays
+from fedbnr_jax.run.coverage import warn_of_coverage
 
 
 class FederatedGPRegressor(RegressorMixin, BaseEstimator):
@@ -92,15 +93,8 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
       check_consistent_length(X, clients)
     parameters = self.get_params(deep=False)
     options = parameters.pop("options") or {}
-    trained = fit(
-      X,
-      y,
-      clients=clients,
-      seed=_seed(parameters.pop("random_state")),
-      progress=False,
-      **parameters,
-      **options,
-    )
+    parameters["seed"] = _seed(parameters.pop("random_state"))
+    trained = fit_arrays(X, y, clients, {**parameters, **options})
     # Without the rows, which a pickle of the estimator would carry along.
     self.model_ = dataclasses.replace(trained, source=None)
     return self
@@ -110,11 +104,15 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
 
     Args:
       X: Numbers, with the columns of `fit`.
-      return_std: Whether to return the standard deviation [N] of y too.
+      return_std: Whether to return the standard deviation [N] of y too. A warning then
+        says if the training's test rows speak against it, and how many rows lie
+        outside what was trained on.
     """
     check_is_fitted(self)
     X = validate_data(self, X, dtype=np.float64, reset=False)
-    predicted = self.model_.predict(X)
+    if return_std:
+      warn_of_coverage(self.model_.summary)
+    predicted = self.model_.predict(X, warn=return_std)
     mean = predicted["mean"].to_numpy()
     return (mean, predicted["std"].to_numpy()) if return_std else mean
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedbnr_jax import model as model_lib
 from fedbnr_jax import precision, workflow
-from fedbnr_jax.data import Dataset, load_table, tables
+from fedbnr_jax.data import Bounds, Dataset, load_table, read_bounds, tables
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.model import Model
 from fedbnr_jax.names import suggestion
@@ -19,6 +19,7 @@ from fedbnr_jax.progress import ProgressBar
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import training
+from fedbnr_jax.run.coverage import warn_of_coverage
 
 _TARGET, _CLIENT = "y", "client"  # Columns of a frame that is made from arrays.
 
@@ -32,6 +33,7 @@ def fit(
   clients: Any = None,
   features: Sequence[str] | None = None,
   categorical: Sequence[str] = (),
+  bounds: Mapping[str, Any] | str | os.PathLike[str] | None = None,
   method: str = "fedbnr-ev",
   seed: int = 0,
   folder: str | os.PathLike[str] | None = None,
@@ -42,7 +44,8 @@ def fit(
 
   `fit(frame, target="price", client="site")` takes a table, `fit(x, y, clients=c)`
   arrays. Rows without owners are dealt to `num_clients` clients, as in the paper.
-  80 % of the rows are trained on, 10 % choose the best round, 10 % test it.
+  80 % of the rows are trained on, 10 % choose the best round, 10 % test it. A warning
+  says if these test rows are not covered as they should be, or are too few to tell.
 
   Args:
     data: A frame, or an array [N, D] of numbers.
@@ -51,7 +54,11 @@ def fit(
     client: The column of the frame that says whose row it is. It is no feature.
     clients: Labels [N] that say whose row it is, beside `y`.
     features: Columns to predict from; None for all others.
-    categorical: Features to take as categories although they look numeric.
+    categorical: Features to take as categories although they look like numbers or
+      dates.
+    bounds: What columns may hold, the target included, as a mapping or a JSON file:
+      `{"age": [0, 120], "sex": ["f", "m"], "price": [0, 1e6]}`. With it nothing of the
+      rows is in the standardisation, as a private release needs.
     method: One of `algorithms.METHODS`.
     seed: Drives everything random: split, partition, initialisation, sampling.
     folder: Where to write the run as it goes, as `launch.train` does. A run that was
@@ -84,6 +91,7 @@ def fit(
       )
     frame, target, client = _joined(data, y, clients)
     name = "table" if isinstance(data, pd.DataFrame) else "arrays"
+  declared = None if bounds is None else read_bounds(bounds)
   dataset = load_table(
     frame,
     target=target or "",
@@ -91,10 +99,24 @@ def fit(
     features=features,
     categorical=categorical,
     name=name,
+    bounds=declared,
   )
-  config = _config(fields, target or "", client, features, categorical)
-  with precision.float64():
-    return _train(config, dataset, folder, ProgressBar(disable=not progress))
+  config = _config(fields, target or "", client, features, categorical, declared)
+  fitted = _train(config, dataset, folder, ProgressBar(disable=not progress))
+  warn_of_coverage(fitted.summary)
+  return fitted
+
+
+def fit_arrays(x: Any, y: Any, clients: Any, fields: Mapping[str, Any]) -> Model:
+  """Trains as `fit(x, y, clients=clients, **fields)` does, and shows nothing.
+
+  It does not warn of error bars either: whoever fits often, as cross-validation does,
+  should hear of them when they are asked for.
+  """
+  frame, target, client = _joined(x, y, clients)
+  dataset = load_table(frame, target=target, client=client, name="arrays")
+  config = _config(fields, target, client, None, (), None)
+  return _train(config, dataset, None, ProgressBar(disable=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,17 +139,20 @@ def _train(
   folder: str | os.PathLike[str] | None,
   progress: workflow.Progress,
 ) -> Model:
-  if folder is not None:
-    workflow.train(config, folder, progress, dataset)
-    return model_lib.load(folder)
-  experiment = experiment_lib.build(config, dataset)
-  program = workflow.program_for(experiment)
-  progress.start(experiment, 0, 1)
-  try:
-    result = training.train(experiment, program, on_round=progress.update)
-  finally:
-    progress.close()
-  fitted = model_lib.from_result(experiment, result)
+  """Trains with 64-bit types, unless the environment says otherwise."""
+  with precision.float64():
+    if folder is not None:
+      workflow.train(config, folder, progress, dataset)
+      return model_lib.load(folder)
+    precision.warn_of_float32()
+    experiment = experiment_lib.build(config, dataset)
+    program = workflow.program_for(experiment)
+    progress.start(experiment, 0, 1)
+    try:
+      result = training.train(experiment, program, on_round=progress.update)
+    finally:
+      progress.close()
+    fitted = model_lib.from_result(experiment, result)
   return dataclasses.replace(fitted, source=FittedRun(config, dataset, result))
 
 
@@ -186,6 +211,7 @@ def _config(
   client: str | None,
   features: Sequence[str] | None,
   categorical: Sequence[str],
+  bounds: Bounds | None,
 ) -> ml_collections.ConfigDict:
   """The config of a training on a table, with the caller's fields."""
   config = config_lib.base()
@@ -197,6 +223,7 @@ def _config(
       "client": client or "",
       "features": ",".join(features or ()),
       "categorical": ",".join(categorical),
+      "bounds": "" if bounds is None else bounds.text,
     }
   )
   known = [

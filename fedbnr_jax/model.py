@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pandas as pd
 
 from fedbnr_jax import membership, precision, prediction
 from fedbnr_jax.data import Preprocessor, tables
+from fedbnr_jax.data.ranges import warn_of_outside
+from fedbnr_jax.data.reader import place
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import blr
 from fedbnr_jax.names import listing, require_choice
@@ -25,8 +26,6 @@ from fedbnr_jax.run.summary import read_outcome
 
 # 95 % of the standard normal lies within ±_QUANTILE.
 _QUANTILE = 1.959963984540054
-_RELEASED = "model.npz"  # In the folder of a private release.
-_SCALES = ("noise_std", "prior_std")
 
 
 class Source(Protocol):
@@ -62,7 +61,8 @@ class Model:
 
   def __repr__(self) -> str:
     rmse = self.scores.get("test_rmse")
-    score = "" if rmse is None else f", test RMSE {rmse:.4g}"
+    rows = self.scores.get("test_rows", "?")
+    score = "" if rmse is None else f", test RMSE {rmse:.4g} of {rows} rows"
     return (
       f"<Model {self.config.method} of {self.preprocessor.target_name!r}, "
       f"{len(self.client_names)} clients, {len(self.records)} rounds{score}>"
@@ -92,7 +92,11 @@ class Model:
     self.source.save(folder)
 
   def predict(
-    self, features: pd.DataFrame | np.ndarray, client: str | None = None
+    self,
+    features: pd.DataFrame | np.ndarray,
+    client: str | None = None,
+    *,
+    warn: bool = True,
   ) -> pd.DataFrame:
     """Predicts every row of a table that has the training columns.
 
@@ -103,26 +107,36 @@ class Model:
       features: A frame of raw columns, named as in training; others are ignored. For
         a model that was fitted to arrays also an array [N, D].
       client: Whose model, where the method leaves one for each client.
+      warn: Whether to warn of rows outside what was trained on.
 
     Returns:
       Columns mean, std, lower95, upper95 (noise included), in the target's unit, on
-      the index of `features`.
+      the index of `features`; and outside, true for a row with a number beyond its
+      training range by more than a tenth of that range, or with a category that no
+      training row had.
 
     Raises:
-      InputError: If the table lacks a column, or `client` is needed, or unknown.
+      InputError: If the table lacks a column, `client` is needed, or unknown, or a
+        prediction is not finite.
     """
     frame = self._frame(features)
-    x = self._inputs(frame)
+    parsed = self._parsed(frame)
+    x = self._inputs(frame, parsed)
     state = self._state_of(client)
     z, variance = prediction.predict(self.config, state, x)
     mean = self.preprocessor.unstandardise_mean(z)
     std = np.sqrt(variance) * self.preprocessor.target_std
+    self._require_finite(frame, x, np.isfinite(mean) & np.isfinite(std))
+    outside = self.preprocessor.outside(parsed)
+    if warn:
+      warn_of_outside(outside)
     return pd.DataFrame(
       {
         "mean": mean,
         "std": std,
         "lower95": mean - _QUANTILE * std,
         "upper95": mean + _QUANTILE * std,
+        "outside": outside.any(axis=1).to_numpy(),
       },
       index=frame.index,
     )
@@ -164,11 +178,12 @@ class Model:
       table: Raw columns, named as in training, the target among them.
     """
     y = tables.parse_target(table, self.preprocessor.target_name)
+    self.preprocessor.warn_of_clipped_targets(y)
     y = self.preprocessor.standardise(y).astype(self.config.dtype)
     owners, client = None, self.config.data.client
     if client and client in table.columns:
       owners = tables.parse_clients(table, client)
-    return membership.OwnedRows(self._inputs(table), y, owners)
+    return membership.OwnedRows(self._inputs(table, self._parsed(table)), y, owners)
 
   def statistics(
     self, rows: membership.OwnedRows, transform: Callable[[Any], Any] | None = None
@@ -194,13 +209,33 @@ class Model:
         "changed or released."
       )
 
-  def _inputs(self, table: pd.DataFrame) -> np.ndarray:
-    """Standardised inputs [N, D], as the kernel was trained on them."""
+  def _parsed(self, table: pd.DataFrame) -> pd.DataFrame:
+    """The columns of a table that the model predicts from, as numbers and labels."""
     prepared = self.preprocessor
-    parsed = tables.parse_features(
+    return tables.parse_features(
       table, prepared.numeric_columns, prepared.categorical_columns
     )
-    return prepared.transform(parsed).astype(self.config.dtype)
+
+  def _inputs(self, table: pd.DataFrame, parsed: pd.DataFrame) -> np.ndarray:
+    """Standardised inputs [N, D], as the kernel was trained on them."""
+    with np.errstate(over="ignore"):
+      x = self.preprocessor.transform(parsed).astype(self.config.dtype)
+    self._require_finite(table, x, np.isfinite(x).all(axis=1))
+    return x
+
+  def _require_finite(
+    self, table: pd.DataFrame, x: np.ndarray, finite: np.ndarray
+  ) -> None:
+    """Raises InputError at the first row of which `finite` [N] is false."""
+    if finite.all():
+      return
+    row = int(np.argmin(finite))
+    farthest = int(np.argmax(np.abs(x[row])))
+    raise InputError(
+      f"{place(table, row)}: its prediction is not finite; farthest from the training "
+      f"rows is its input {self.preprocessor.input_names[farthest]!r}: correct it or "
+      "drop that row"
+    )
 
 
 def from_result(experiment: Experiment, result: training.Result) -> Model:
@@ -276,49 +311,3 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     scores=summary,
     source=SavedRun(os.path.abspath(workdir)),
   )
-
-
-def write_released(
-  folder: RunFolder,
-  trained: Model,
-  stats: blr.SufficientStats,
-  fitted: blr.Posterior,
-) -> None:
-  """Writes `released/`: the kernel and noisy statistics, and nothing that was exact."""
-  target = RunFolder(folder.released)
-  target.claim(trained.config)
-  target.write_preprocessing(trained.preprocessor)
-  kernel = (trained.state.server.omega, trained.state.server.params.theta)
-  arrays: dict[str, Any] = {
-    f"kernel_{index}": leaf for index, leaf in enumerate(jax.tree.leaves(kernel))
-  }
-  arrays |= vars(stats) | {name: getattr(fitted, name) for name in _SCALES}
-  seal.write_arrays(target, _RELEASED, jax.device_get(arrays))
-
-
-def load_released(workdir: str | os.PathLike[str]) -> Model:
-  """The model of a private release, in the run's folder or by itself."""
-  folder = run = RunFolder(workdir)
-  if (run.released / _RELEASED).exists():
-    folder = RunFolder(run.released)
-  if not (folder.path / _RELEASED).exists():
-    raise InputError(
-      f"{workdir} has no private release: make one by launch.privacy --release."
-    )
-  config, preprocessor = folder.config(), folder.preprocessing()
-  if run.is_of_other_rows(preprocessor):
-    raise InputError(f"{folder.path} is of another run than {workdir}: restore it.")
-  arrays = seal.read_arrays(folder, _RELEASED)
-  with precision.float64():
-    shapes = prediction.state_shapes(config, preprocessor)
-    like = shapes.server
-    leaves, structure = jax.tree.flatten((like.omega, like.params.theta))
-    kernel = [arrays[f"kernel_{index}"] for index in range(len(leaves))]
-    omega, theta = jax.tree.unflatten(structure, kernel)
-    fields = ("gram", "moment", "energy", "count")
-    stats = blr.SufficientStats(*(jnp.asarray(arrays[name]) for name in fields))
-    fitted = blr.posterior(stats, *(arrays[name] for name in _SCALES))
-    stats, fitted = jax.device_get((stats, fitted))
-  params = like.params.replace(theta=theta)
-  server = like.replace(omega=omega, params=params, stats=stats, posterior=fitted)
-  return Model(config, preprocessor, shapes.replace(server=server))

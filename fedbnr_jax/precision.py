@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import warnings
 
 import jax
+import numpy as np
 
 
 def float64() -> contextlib.AbstractContextManager[None]:
@@ -17,3 +19,15 @@ def float64() -> contextlib.AbstractContextManager[None]:
   if not hasattr(jax, "enable_x64"):  # Before JAX 0.8, as in some notebook services.
     return jax.experimental.enable_x64(True)  # type: ignore[attr-defined]
   return jax.enable_x64(True)
+
+
+def warn_of_float32() -> None:
+  """Warns that a training is about to do without 64-bit types, if they are off."""
+  if jax.dtypes.canonicalize_dtype(np.float64) == np.float32:
+    warnings.warn(
+      "64-bit types are off (JAX_ENABLE_X64), so all of the training is float32: after "
+      "a few rounds, predictions may be a standard deviation of the target away from "
+      "those in float64; leave the variable unset where the device has float64",
+      UserWarning,
+      stacklevel=3,
+    )

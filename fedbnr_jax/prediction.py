@@ -15,6 +15,7 @@ from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.federated.federation import Federation, Rows, ServerSet
 from fedbnr_jax.gp import urk
+from fedbnr_jax.run import input_summary
 from fedbnr_jax.run.records import as_json
 
 # Rows predicted at a time: bounds the memory, whatever the table.
@@ -70,7 +71,7 @@ def feature_map(config: ml_collections.ConfigDict) -> urk.FeatureMap:
 
 @functools.lru_cache(maxsize=16)
 def _feature_map(key: str) -> urk.FeatureMap:
-  return kernels.from_config(ml_collections.ConfigDict(json.loads(key)))
+  return kernels.of_last_layer(ml_collections.ConfigDict(json.loads(key)))
 
 
 @functools.lru_cache(maxsize=16)
@@ -119,4 +120,10 @@ def _empty(
   """A federation of this shape [K, N, D], from which a method can be initialised."""
   x = jnp.zeros(shape, config.dtype)
   clients = Rows(x, x[:, :, 0], jnp.ones(shape[:2], bool))
-  return Federation(clients, ServerSet(x[0], x[0, :, 0]))
+  inputs = input_summary.empty(shape[-1]) if _needs_inputs(config) else ()
+  return Federation(clients, ServerSet(x[0], x[0, :, 0]), inputs)
+
+
+def _needs_inputs(config: ml_collections.ConfigDict) -> bool:
+  method = algorithms.method(config.method)
+  return method.random_features and feature_map(config).needs_inputs

@@ -1,15 +1,17 @@
-"""Differentially private release of the last layer's statistics.
+"""What private statistics are: the influence of a row, noise, and repair after it.
 
 The features [cos, sin] of S draws of ω have the same squared norm c = S/(S−1) for every
-row, so the statistics have a bounded sensitivity without clipping the features. With
-targets clipped to |y| ≤ Y, adding or removing one row changes the augmented Gram matrix
-Σ uuᵀ, u = [φ; ηy], η = √c/Y, by at most 2c in Frobenius norm. Gaussian noise on this
-matrix makes Gram, moment and energy private together; whatever is computed from the
-noisy matrix afterwards spends no further privacy.
+row, so the statistics have a bounded sensitivity without clipping the features; a bound
+c of the squared norm would do as well. With targets clipped to |y| ≤ Y, adding or
+removing one row changes the augmented Gram matrix Σ uuᵀ, u = [φ; ηy], η = √c/Y, by at
+most 2c in Frobenius norm, and the number of rows by one. Noise on both makes Gram,
+moment, energy and count private together; whatever is computed from them afterwards
+spends no further privacy.
 
-The promise covers one use of the rows in the statistics, for a given kernel. It does
-not cover the kernel's parameters, which were trained on the rows, nor the
-standardisation.
+The Gaussian noise here is drawn fast and in floating point: it is for studies of what
+noise costs. A release, of which somebody may see every bit, has the integers and the
+noise of `fedbnr_jax.release`. The promise covers one use of the rows in the statistics,
+for a given kernel and standardisation.
 """
 
 import math
@@ -24,13 +26,15 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp.blr import SufficientStats, augmented_gram, fit_evidence, posterior
 from fedbnr_jax.gp.blr.posterior import Posterior
 
-NOT_COVERED = (
-  "the kernel parameters, which were trained on the rows without noise, and the means "
-  "and deviations of the standardisation; of the run's folder only released/ is private"
-)
+# "central": one noise on the sum over clients; "client": each client adds its own.
+NOISES = ("central", "client")
+
 # The ridge σ²/λ² is at least this fraction of the noise's spectral norm.
 _RIDGE = 0.25
 _MAX_EPSILON = 100.0  # A larger ε promises nothing worth the name.
+# A row counts, beside the matrix, as this share of the matrix's sensitivity: noise on
+# the count is then that of a few dozen rows, and costs the matrix 1 % more noise.
+_COUNT_SHARE = 1 / 8
 
 
 class Mechanism(NamedTuple):
@@ -41,7 +45,7 @@ class Mechanism(NamedTuple):
   # Y: targets are clipped to so many standard deviations. It must not be computed from
   # the rows.
   target_bound: float
-  squared_norm: float  # c, the squared norm of every row's features.
+  squared_norm: float  # c, which the squared norm of no row's features exceeds.
   # Number of independent noises in the sum: 1 where only the sum is seen, as under
   # secure aggregation; the number of clients where each client adds its own.
   num_noises: int = 1
@@ -52,9 +56,14 @@ class Mechanism(NamedTuple):
     return math.sqrt(self.squared_norm) / self.target_bound
 
   @property
+  def count_scale(self) -> float:
+    """What a row adds to the count, in the unit of the matrix."""
+    return _COUNT_SHARE * 2.0 * self.squared_norm
+
+  @property
   def sensitivity(self) -> float:
-    """The most that one row changes the augmented Gram matrix, in Frobenius norm."""
-    return 2.0 * self.squared_norm
+    """The most that one row changes the matrix, in Frobenius norm, and the count."""
+    return math.hypot(2.0 * self.squared_norm, self.count_scale)
 
   @property
   def noise_std(self) -> float:
@@ -68,19 +77,24 @@ class Mechanism(NamedTuple):
 
   def check(self) -> None:
     """Raises InputError if a field has a value that no mechanism can have."""
-    if not (0 < self.epsilon <= _MAX_EPSILON or self.epsilon == math.inf):
-      raise InputError(
-        f"epsilon must be positive and at most {_MAX_EPSILON:g}, or infinite for no "
-        f"promise, got {self.epsilon}."
-      )
-    if not 0 < self.delta < 1:
-      raise InputError(f"delta must lie between 0 and 1, got {self.delta}.")
+    check_promise(self.epsilon, self.delta)
     if not 0 < self.target_bound < math.inf:
       raise InputError(
         f"the bound of the target must be positive, got {self.target_bound}."
       )
     if self.num_noises < 1:
       raise InputError(f"there must be at least one noise, got {self.num_noises}.")
+
+
+def check_promise(epsilon: float, delta: float) -> None:
+  """Raises InputError for an ε or a δ that no mechanism can have."""
+  if not (0 < epsilon <= _MAX_EPSILON or epsilon == math.inf):
+    raise InputError(
+      f"epsilon must be positive and at most {_MAX_EPSILON:g}, or infinite for no "
+      f"promise, got {epsilon}."
+    )
+  if not 0 < delta < 1:
+    raise InputError(f"delta must lie between 0 and 1, got {delta}.")
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
@@ -108,55 +122,47 @@ def clip_targets(targets: np.ndarray, mechanism: Mechanism) -> np.ndarray:
   return np.clip(targets, -bound, bound)
 
 
-def release(
-  key: chex.PRNGKey, stats: SufficientStats, mechanism: Mechanism
-) -> SufficientStats:
-  """Returns private statistics: noisy, and projected to be those of some rows.
-
-  Args:
-    key: Draws the noise. Whoever knows it can subtract the noise again.
-    stats: Sum over clients, with targets clipped by `clip_targets`.
-    mechanism: The promise; it determines how much noise is added.
-
-  Raises:
-    InputError: If a field of the mechanism is out of range.
-  """
-  mechanism.check()
-  return add_noise(key, stats, mechanism, mechanism.total_noise_std)
-
-
 def add_noise(
   key: chex.PRNGKey,
   stats: SufficientStats,
   mechanism: Mechanism,
   noise_std: float | jax.Array,
 ) -> SufficientStats:
-  """Adds noise of a given size; `release` for a standard deviation that is traced.
-
-  The number of rows costs no noise of its own: the trace of the Gram is c times it.
+  """Returns statistics with Gaussian noise, repaired to be those of some rows.
 
   Args:
     key: Draws the noise.
-    stats: Sum over clients, with clipped targets.
+    stats: Sum over clients, with targets clipped by `clip_targets`.
     mechanism: Only its `squared_norm` and `target_bound` are used.
-    noise_std: [], on one entry of the packed triangle.
+    noise_std: [], on one entry of the packed triangle, and on the scaled count.
   """
+  key_gram, key_count = jax.random.split(key)
   gram = augmented_gram(stats, mechanism.target_scale)
-  noisy = gram + symmetric_noise(key, gram, noise_std)
-  (num_features,) = stats.moment.shape
-  # The trace is read before the projection below, which would bias it upwards.
-  trace = jnp.trace(noisy[:num_features, :num_features])
-  values, vectors = jnp.linalg.eigh(noisy)
+  noisy = gram + symmetric_noise(key_gram, gram, noise_std)
+  draw = jax.random.normal(key_count, (), gram.dtype)
+  count = stats.count + noise_std * draw / mechanism.count_scale
+  return repaired(noisy, count, mechanism.target_scale)
+
+
+def repaired(gram: jax.Array, count: jax.Array, target_scale: float) -> SufficientStats:
+  """Returns the statistics in noisy sums, projected to be those of some rows.
+
+  Args:
+    gram: [M + 1, M + 1], the augmented Gram matrix Σ uuᵀ with noise.
+    count: [], the number of rows with noise.
+    target_scale: η.
+  """
+  num_features = len(gram) - 1
+  values, vectors = jnp.linalg.eigh(gram)
   # Clipping the eigenvalues of the whole augmented matrix keeps its parts consistent:
   # no moment without energy, and a residual that is not negative.
   root = vectors * jnp.sqrt(jnp.maximum(values, 0.0))[None, :]
   projected = jnp.matmul(root, root.T, precision="highest")
-  scale = mechanism.target_scale
   return SufficientStats(
     gram=projected[:num_features, :num_features],
-    moment=projected[:num_features, num_features] / scale,
-    energy=projected[num_features, num_features] / scale**2,
-    count=jnp.maximum(trace / mechanism.squared_norm, 1.0),
+    moment=projected[:num_features, num_features] / target_scale,
+    energy=projected[num_features, num_features] / target_scale**2,
+    count=jnp.maximum(count, 1.0),
   )
 
 
@@ -169,7 +175,7 @@ def private_posterior(
   evidence alone would fit the noise.
 
   Args:
-    stats: Statistics with noise, as by `release`.
+    stats: Statistics with noise, as by `repaired`.
     noise_std: [], the noise that they hold: the mechanism's `total_noise_std`.
   """
   dtype = stats.gram.dtype

@@ -1,9 +1,13 @@
 """A progress bar over rounds, in a terminal or a notebook."""
 
-from tqdm.auto import tqdm
+import warnings
 
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import Record
+
+with warnings.catch_warnings(action="ignore"):
+  # In a notebook without ipywidgets it warns, and draws a bar of text, which will do.
+  from tqdm.auto import tqdm
 
 
 class ProgressBar:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import ml_collections
 
-from fedbnr_jax import membership
+from fedbnr_jax import membership, precision
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
@@ -79,11 +79,14 @@ def train(
     NonFiniteError: If the only training diverges.
   """
   processes.all_do(lambda: config_lib.validate(config))
+  config = processes.all_do(lambda: experiment_lib.with_bounds_read(config))
   processes.require_same("config", as_json(config))
   folder = RunFolder(workdir)
   done = processes.first_does(lambda: is_finished(folder, config, dataset))
   if processes.from_first(bool(done)):
     return Outcome(was_finished=True)
+  if processes.is_first():
+    precision.warn_of_float32()
   experiments = processes.all_do(
     lambda: (
       experiment_lib.build_seeds(config)
@@ -242,7 +245,7 @@ def is_finished(
   Raises:
     InputError: If the folder is another's, or the table has changed since the run.
   """
-  folder.check(config)
+  folder.check(experiment_lib.with_bounds_read(config))
   summary = folder.summary()
   if summary is None:
     return False

@@ -4,6 +4,12 @@ All of this must happen before NumPy and JAX are imported.
 """
 
 import os
+import sys
+
+from launch import interruption
+
+if sys.argv[:1] == ["-m"]:  # While Python looks for the program that it is to run.
+  interruption.ends_at_once()
 
 # The many small Cholesky factors of a round are BLAS calls, and threads that wait
 # for one another cost more than they bring.

@@ -6,7 +6,6 @@ import itertools
 import os
 import pathlib
 import re
-import select
 import sys
 import traceback
 import warnings
@@ -19,8 +18,9 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.files import TEXT, cache_folder
+from fedbnr_jax.files import TEXT
 from fedbnr_jax.run.training import NonFiniteError
+from launch import compiled, interruption
 
 CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
@@ -39,11 +39,7 @@ def set_up_jax() -> None:
   """Float64 for phase 2, and compiled programs kept on disk for the next start."""
   if "JAX_ENABLE_X64" not in os.environ:  # It is set to 0 where there is no float64.
     jax.config.update("jax_enable_x64", True)
-  jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
-  # Also the small ones: a start has a hundred of them, a quarter of its time.
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-  # jax writes in place: an entry that another process is writing is a miss.
-  warnings.filterwarnings("ignore", "Error .* persistent compilation cache entry")
+  compiled.keep()
   logging.set_verbosity(logging.ERROR)  # JAX logs every step of joining processes.
   warnings.showwarning = _one_line_warning
 
@@ -65,26 +61,25 @@ def config() -> ml_collections.ConfigDict:
 def run(main: Callable[[], None]) -> NoReturn:
   """Runs `main` as `absl.app.run` does, with errors of input in one line."""
   set_up_jax()
+  _open_outputs()
   _print_all_characters()
 
   def guarded(argv: Sequence[str]) -> None:
     if len(argv) > 1:
       fail(f"unexpected argument {argv[1]!r}: options start with '--'.")
     try:
-      main()
-      if sys.stdout:  # None where it is closed.
+      with interruption.raised():
+        main()
         sys.stdout.flush()
     except InputError as error:
       fail(str(error))
     except NonFiniteError as error:
       fail(str(error), _NOT_FINITE)
     except KeyboardInterrupt:
-      fail("stopped. The same command takes the run up again.", 130)
-    except BrokenPipeError:
-      if not _nobody_reads():
-        raise
-      _end(_NOBODY_READS)
+      fail(interruption.MESSAGE, interruption.STATUS)
     except Exception as error:
+      if isinstance(error, OSError):
+        _end_if_unprintable(error)
       if not jax.distributed.is_initialized():
         raise
       # An orderly end would wait for the other processes.
@@ -103,28 +98,44 @@ def _print_all_characters() -> None:
       stream.reconfigure(**TEXT)
 
 
-def _nobody_reads() -> bool:
-  """Whether the output goes to a pipe that was closed, as by `| head`."""
-  waiting = select.poll()
-  waiting.register(sys.stdout, 0)  # Errors are reported whatever is asked for.
-  if not waiting.poll(0):
-    return False
-  # The last flush, when Python ends, would fail again.
-  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-  return True
+def _open_outputs() -> None:
+  """Lets what is printed to a closed output go nowhere, rather than fail."""
+  for name in ("stdout", "stderr"):
+    if getattr(sys, name) is None:
+      setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
+def _end_if_unprintable(error: OSError) -> None:
+  """Ends the program if the error is that its output can no longer be written to."""
+  try:
+    print(flush=True)
+    return
+  except OSError:
+    pass
+  if isinstance(error, BrokenPipeError):  # Closed by who has seen enough, as `| head`.
+    _end(_NOBODY_READS)
+  fail(f"cannot print ({error.strerror}): make room, or print elsewhere.", 1)
 
 
 def fail(message: str, status: int = _WRONG_INPUT) -> NoReturn:
   """Prints one line and exits."""
-  print(f"error: {' '.join(message.split())}", file=sys.stderr)
+  _say(f"error: {' '.join(message.split())}")
   _end(status)
 
 
+def _say(line: str) -> None:
+  with contextlib.suppress(OSError):  # Such as a full disk: there is no other way.
+    print(line, file=sys.stderr)
+
+
 def _end(status: int) -> NoReturn:
-  if jax.distributed.is_initialized():
-    # An orderly end would wait for the other processes, and they for this one.
-    with contextlib.suppress(OSError):
-      sys.stdout.flush()
+  try:
+    sys.stdout.flush()
+  except OSError:  # Python would try again when it ends, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  # An orderly end would wait for the other processes, and they for this one. After an
+  # interruption, it may crash on what is still computed.
+  if jax.distributed.is_initialized() or status == interruption.STATUS:
     os._exit(status)
   sys.exit(status)
 
@@ -142,17 +153,10 @@ def _parse(argv: Sequence[str]) -> list[str]:
       fail(f"{argument} is not in ASCII, and PYTHONUTF8=0 forbids more: unset it.")
   try:
     return flags.FLAGS(argv)
-  except BrokenPipeError:  # Nobody reads what --help prints.
-    _nobody_reads()
-    sys.exit(_NOBODY_READS)
-  except (
-    flags.Error,
-    AttributeError,
-    KeyError,
-    TypeError,
-    ValueError,
-    OSError,
-  ) as error:
+  except OSError as error:
+    _end_if_unprintable(error)  # By --help.
+    fail(str(error))
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
     fail(_reason(error))
 
 
@@ -180,5 +184,6 @@ def _one_line_warning(
   line: str | None = None,
 ) -> None:
   del filename, lineno, file, line
-  if issubclass(category, UserWarning | RuntimeWarning):
-    print(f"warning: {message}", file=sys.stderr)
+  shown = issubclass(category, UserWarning | RuntimeWarning)
+  if not compiled.mend(str(message)) and shown:
+    _say(f"warning: {message}")

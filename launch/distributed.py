@@ -28,7 +28,7 @@ _LOCAL = flags.DEFINE_string(
 
 def join() -> None:
   """Connects this process with the others that the flags tell of."""
-  local_processes.end_with_parent()
+  local_processes.follow_parent()
   joining.join(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value, _WAIT.value)
 
 

@@ -3,7 +3,7 @@
 python -m launch.predict --workdir=runs/mine --input=new.csv --output=predicted.csv
 
 The output has the input's columns and mean, std, lower95 and upper95, in the
-target's unit, noise included.
+target's unit, noise included, and outside, which marks rows unlike the training's.
 """
 
 import warnings
@@ -13,6 +13,7 @@ from absl import flags
 from fedbnr_jax import model
 from fedbnr_jax.data import read_table, write_table
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.release import folder as release_folder
 from launch import common
 
 _INPUT = flags.DEFINE_string("input", None, "Table to predict.")
@@ -40,7 +41,7 @@ def predict(
   client: str | None = None,
 ) -> None:
   """Adds the predicted columns to the table `source` and writes it to `target`."""
-  trained = model.load_released(workdir) if released else model.load(workdir)
+  trained = release_folder.load(workdir) if released else model.load(workdir)
   if not released and not trained.summary:
     warnings.warn(
       f"the training in {workdir} is not finished: this is its best model so far.",

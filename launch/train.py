@@ -14,6 +14,7 @@ from fedbnr_jax import workflow
 from fedbnr_jax.progress import ProgressBar
 from fedbnr_jax.report import run as report
 from fedbnr_jax.run import processes
+from fedbnr_jax.run.coverage import warn_of_coverage
 from launch import common, distributed
 
 
@@ -38,6 +39,7 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> None:
     return
   for summary in outcome.summaries:
     print(report.summary_text(summary))
+    warn_of_coverage(summary)
   if outcome.comparison:
     print(outcome.comparison)
   if outcome.failure:

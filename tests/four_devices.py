@@ -43,8 +43,11 @@ ROUNDS = {
     **_SOME,
   },
   "experts": {"method": "fedloc", "mesh": 4},
+  "averaged": {"method": "fedbnr", "mesh": 4, "client_batch_size": 1},
+  "distilled": {"method": "fedbnr-kd", "mesh": 4, "client_batch_size": 1},
+  "a model each": {"method": "local+local", "mesh": 4, "client_batch_size": 1},
 }
-FLOAT32 = {"method": "fedbnr-exact", "dtype": "float32", "mesh": 4}
+FLOAT32 = {"method": "fedbnr", "kernel": "deep", "dtype": "float32", "mesh": 4}
 
 
 @functools.cache

@@ -12,12 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import ml_collections
 import numpy as np
+import pandas as pd
 
 from fedbnr_jax import algorithms
+from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.federated import federation
 from fedbnr_jax.federated.federation import Federation, Rows, ServerSet
+from fedbnr_jax.gp import urk
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import training
+from fedbnr_jax.run import input_summary, training
 from fedbnr_jax.run.program import make_program
 from tests.runs import tiny
 
@@ -67,7 +70,15 @@ def small(parts=None, dtype: Any = np.float64, num_padded_rows=None) -> Federati
   )
   rng = np.random.default_rng(2)
   x, y = rng.normal(size=(6, 2)).astype(dtype), rng.normal(size=6).astype(dtype)
-  return built.replace(server=ServerSet(x, y))
+  return built.replace(server=ServerSet(x, y), inputs=inputs_summary())
+
+
+@functools.cache
+def inputs_summary() -> urk.InputSummary:
+  """What sums say of the inputs of `table`, for kernels that draw inputs."""
+  x, y = table()
+  frame = pd.DataFrame(x, columns=["a", "b"])
+  return input_summary.summarise(x, Preprocessor.fit(frame, y, "y"))
 
 
 def rows_of(data: Federation, k: int) -> Rows:
@@ -92,6 +103,9 @@ def config(method: str, **fields: object) -> ml_collections.ConfigDict:
     "fedloc__num_inducing": 3,
     "fedloc__num_iterations": 2,
     "fedloc__rho": 50.0,
+    "sparse__num_samples": 3,
+    "sparse__posterior_samples": 5,
+    "sparse__num_steps": 2,
     "mesh": 1,
   }
   return tiny(**(common | fields))
@@ -109,14 +123,16 @@ class Compiled(NamedTuple):
   init: Callable[..., Any]
   round: Callable[..., Any]
   predict: Callable[..., Any]
-  traces: list[int]  # Grows by one with every trace of the round.
+  traces: list[str]  # Shapes and types of the arguments in every trace of the round.
 
 
 def compile_method(algorithm: algorithms.FederatedAlgorithm) -> Compiled:
-  traces: list[int] = []
+  traces: list[str] = []
 
   def round_(*arguments):
-    traces.append(len(traces))
+    traces.append(
+      str([(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(arguments)])
+    )
     return algorithm.round(*arguments)
 
   jitted = map(jax.jit, (algorithm.init, round_, algorithm.predict))

@@ -141,8 +141,9 @@ def test_distillation_loss_is_the_printed_one(alpha):
 
 def test_distillation_gradient_is_the_closed_form_pulled_back():
   """What α adds is (4/n²)(ΦΦᵀ − K̄)Φ, carried through the features to θ."""
-  feature_map, server, omega, params = _distillation_case()
-  start = urk.FeatureParams(omega, params[0].theta)
+  _, server, _, params = _distillation_case()
+  feature_map = urk.deep(3, 4, latent_size=2)
+  start = jax.jit(feature_map.init)(KEY, server.x)
   target = np.eye(7) + 0.3
 
   def gradient(alpha):

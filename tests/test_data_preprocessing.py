@@ -31,6 +31,7 @@ def test_names_and_kinds(fitted):
   assert fitted.input_names == ("size", "season=Autumn", "season=Winter")
   assert fitted.numeric_columns == ("size",)
   assert fitted.categorical_columns == ("season",)
+  assert fitted.numeric_ranges == ((1.0, 6.0),)
 
 
 def test_transform_by_hand(fitted):
@@ -133,6 +134,11 @@ def test_text_and_holes_in_a_numeric_column(fitted):
     ({"target_mean": "3"}, "not a list of numbers"),
     ({"numeric_columns": "size"}, "not a list of strings"),
     ({"categories": [["season"]]}, "malformed"),
+    (
+      {"numeric_ranges": [[1.0, 6.0], [0.0, 1.0]]},
+      "columns and of their ranges differ",
+    ),
+    ({"numeric_ranges": [[1.0]]}, "malformed"),
   ],
 )
 def test_malformed_record(fitted, change, expected):

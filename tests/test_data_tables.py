@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedbnr_jax.data import load_table, read_table
-from fedbnr_jax.data.tables import parse_features
+from fedbnr_jax.data.tables import RESERVED, parse_features
 from tests.runs import assert_refused
 
 GOOD = "a,b,site,y\n1,u,north,1.5\n2,v,south,2.5\n3,u,north,0.5\n"
@@ -218,6 +218,8 @@ def test_frames_of_any_type(values, expected):
     (pd.Series(["u", None], dtype="string"), "row 2, column 'a': the cell is empty"),
     (pd.Series([np.inf, 1.0]), "row 1, column 'a': 'inf' is not finite"),
     (pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])), "holds dates or times"),
+    (pd.Series(pd.to_datetime([None, "2020-01-02"])), "row 2, column 'a' holds dates"),
+    (pd.Series([pd.NaT, pd.NaT]), "row 1, column 'a' holds dates or times"),
     (pd.Series([1j, 2j]), "complex"),
   ],
 )
@@ -256,3 +258,74 @@ def test_features_to_predict_for(write):
 def test_rows_keep_their_number_when_some_are_taken_away(write):
   raw = read_table(write("a\n1\n2\nx\n"))
   assert_refused(lambda: parse_features(raw[1:], ["a"], []), "row 3 (line 4)")
+
+
+# ------------------------------------------------ text that looks like numbers or dates
+
+
+@pytest.mark.parametrize(
+  "cells, parts",
+  [
+    (["1,5", "2,25", "-3,0"], ["row 1 (line 2)", "'1,5' looks like a number", "point"]),
+    (["$1,200", "$950", "$2,100"], ["'$1,200' looks like a number"]),
+    (["5 %", "12 %", "7 %"], ["'5 %' looks like a number"]),
+    (["0x1F", "0xA0", "0xff"], ["'0x1F' looks like a number"]),
+    (["unknown", "1,5", "2,5"], ["row 2 (line 3)", "'1,5' looks like a number"]),
+    (["", "1,5", "2,5"], ["row 2 (line 3)", "'1,5' looks like a number"]),
+    (["2024-03-01", "2024-03-02", "?"], ["row 1", "looks like a date", "days since"]),
+    (["01.03.2024", "2.3.2024", "3.3.2024"], ["looks like a date"]),
+    (["12", "1,5", "2"], ["row 2 (line 3)", "'1,5' is not a number", "decimal point"]),
+  ],
+)
+def test_text_that_looks_like_numbers_or_dates_is_refused(write, cells, parts):
+  rows = zip(cells, range(3), strict=True)
+  path = write("a,y\n" + "".join(f'"{cell}",{number}\n' for cell, number in rows))
+  assert_refused(
+    lambda: load_table(path, target="y"),
+    str(path),
+    "column 'a'",
+    "`categorical`",
+    *parts,
+  )
+  if all(cells):
+    data = load_table(path, target="y", categorical=["a"])
+    assert data.features["a"].tolist() == cells
+
+
+@pytest.mark.parametrize(
+  "cells",
+  [
+    ["A12", "B7", "A3"],
+    ["3-4 rooms", "5-6 rooms", "1 room"],
+    ["True", "False", "True"],
+    ["1,5", "low", "high"],  # Most of the cells are labels.
+  ],
+)
+def test_labels_are_not_taken_for_numbers(cells):
+  frame = pd.DataFrame({"a": cells, "y": [0.0, 1.0, 2.0]})
+  assert load_table(frame, target="y").features["a"].tolist() == cells
+
+
+def test_dates_of_any_type_are_labels_if_named_so(write):
+  text = read_table(write("a,y\n2024-03-01,1\n2024-03-02,2\n"))
+  typed = text.assign(a=pd.to_datetime(text["a"]))
+  for frame in (text, typed, typed.assign(a=typed["a"].dt.date)):
+    assert_refused(lambda frame=frame: load_table(frame, target="y"), "row 1", "'a'")
+    data = load_table(frame, target="y", categorical=["a"])
+    assert data.features["a"].tolist() == ["2024-03-01", "2024-03-02"]
+
+
+# -------------------------------------------------------------------------- reserved
+
+
+@pytest.mark.parametrize("role", ["feature", "client"])
+@pytest.mark.parametrize("name", [*RESERVED])
+def test_names_of_predicted_columns_are_refused_at_training(name, role):
+  frame = pd.DataFrame({"a": [0.0, 1.0], name: ["u", "v"], "y": [0.0, 1.0]})
+  client = name if role == "client" else None
+  assert_refused(
+    lambda: load_table(frame, target="y", client=client),
+    f"the {role} {name!r}",
+    "rename",
+  )
+  load_table(frame, target="y", features=["a"])  # One that has no role may stay.

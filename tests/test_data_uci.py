@@ -8,6 +8,7 @@ import http.server
 import io
 import os
 import threading
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import numpy as np
 import openpyxl
 import pytest
 
-from fedbnr_jax.data import Preprocessor, random_split, uci
+from fedbnr_jax.data import Preprocessor, archives, random_split, uci
 from tests.runs import assert_refused
 
 # Read here because the tests change the variable.
@@ -213,6 +214,35 @@ def test_archive_with_a_damaged_member(tmp_path):
   )
 
 
+def bombs() -> dict[str, bytes]:
+  """Files of some kilobytes that hold more than a table can, by what they are."""
+  zeros = zipped({"Folds5x2_pp.csv": bytes(8_000_000)})
+  small = zipped({"x.csv": bytes(700_000)})
+  return {
+    "file": bytes(8_000_000),
+    "member": zeros,
+    "nested": zipped({"inner.zip": zeros}),
+    "archive": zipped({"inner.zip": bytes(8_000_000)}),
+    # Each is small enough, but not all of them; none holds what is looked for.
+    "many": zipped({f"{n}.zip": bytes(400_000) + small for n in range(3)}),
+    "workbook": zipped({f"sheet{n}.xml": bytes(400_000) for n in range(3)}),
+  }
+
+
+@pytest.mark.parametrize("kind", list(bombs()))
+def test_a_bomb_is_refused_before_it_unpacks(tmp_path, monkeypatch, kind):
+  monkeypatch.setattr(archives, "_MAX_BYTES", 1_000_000)
+  name = {"file": "Folds5x2_pp.csv", "workbook": "Folds5x2_pp.xlsx"}.get(kind, "a.zip")
+  content = bombs()[kind]
+  folder = store(tmp_path, "ccpp", {name: content})
+  tracemalloc.start()
+  try:
+    assert_refused(lambda: uci.load("ccpp", folder), name, "holds more than 1 MB")
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+  finally:
+    tracemalloc.stop()
+
+
 def test_unusable_date(tmp_path):
   files = raw("sml")
   first = "NEW-DATA-1.T15.txt"
@@ -264,6 +294,17 @@ def test_download_once_into_the_cache(served, tmp_path):
   assert len(log) == 1
   assert_same(uci.load("skillcraft"), real("skillcraft"))
   assert len(log) == 1
+
+
+def test_download_larger_than_any_table_is_not_kept(served, tmp_path, monkeypatch):
+  folder, _ = served
+  monkeypatch.setattr(archives, "_MAX_BYTES", 1_000_000)
+  content = zipped({"x": os.urandom(1_000_001)})
+  store(folder, "294", {"combined+cycle+power+plant.zip": content})
+  assert_refused(
+    lambda: uci.load("ccpp"), "cannot download", "arrives has more than 1 MB"
+  )
+  assert list((tmp_path / "cache" / "data" / "ccpp").iterdir()) == []
 
 
 def test_download_of_something_else_is_not_kept(served, tmp_path):

@@ -2,9 +2,11 @@
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import jax
@@ -17,7 +19,7 @@ from configs import default
 from fedbnr_jax import model, workflow
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import local_processes, processes, training
+from fedbnr_jax.run import joining, local_processes, processes, training
 from fedbnr_jax.run.local_processes import free_port
 from fedbnr_jax.run.records import RunFolder
 from launch import distributed
@@ -147,6 +149,7 @@ def test_local_processes_are_killed_together_and_go_on_to_the_same_bits(
         break
       time.sleep(0.002)
     children = _children(command.pid)
+    assert _coordinator_hosts(children[0]) == {"0100007F"}  # 127.0.0.1.
     command.terminate()
     assert command.wait(LIMIT) == 128 + signal.SIGTERM
     assert len(children) == 2
@@ -156,7 +159,9 @@ def test_local_processes_are_killed_together_and_go_on_to_the_same_bits(
   assert 2 <= len(RunFolder(workdir).metrics()) < FIELDS["num_rounds"]
 
   ((status, said, errors),) = _ended(_start(workdir, "--local_processes", "2"))
-  assert (status, errors) == (0, "")
+  assert status == 0
+  (warning,) = errors.splitlines()  # By one process of the two.
+  assert warning.startswith("warning: the error bars")
   assert said.count(f"written to {workdir}") == 1
   expected = RunFolder(together).metrics()
   assert timeless(RunFolder(workdir).metrics()) == timeless(expected)
@@ -168,6 +173,19 @@ def _children(pid: int) -> list[int]:
   if not path.exists():
     pytest.skip("no /proc that tells of children")
   return [int(word) for word in path.read_text().split()]
+
+
+def _coordinator_hosts(pid: int) -> set[str]:
+  """The addresses, as Linux writes them, at which a process's coordinator listens."""
+  command = pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+  port = int(re.search(r"--coordinator=127.0.0.1:(\d+)", command)[1])
+  hosts = set()
+  for table in ("tcp", "tcp6"):
+    for line in pathlib.Path("/proc/net", table).read_text().splitlines()[1:]:
+      host, _, number = line.split()[1].partition(":")
+      if int(number, 16) == port and line.split()[3] == "0A":
+        hosts.add(host.removeprefix("0" * 16 + "FFFF0000"))  # IPv4 in IPv6.
+  return hosts
 
 
 # ----------------------------------------------------------------------- refusals
@@ -238,6 +256,27 @@ def test_process_that_never_comes_is_named_in_time():
 
 
 @pytest.mark.usefixtures("parsed")
+@pytest.mark.parametrize("hangs", ["initialize", "sync_global_devices"])
+def test_who_comes_but_does_not_connect_is_not_waited_for(monkeypatch, hangs):
+  """JAX would wait five minutes, and then end the process with a stack trace."""
+  ended = threading.Event()
+  utils = joining.multihost_utils
+  parts = {"initialize": jax.distributed, "sync_global_devices": utils}
+  for name, module in parts.items():
+    work = (lambda *_, **__: ended.wait()) if name == hangs else lambda *_, **__: None
+    monkeypatch.setattr(module, name, work)
+  monkeypatch.setattr(joining.meeting, "meet", lambda *_: None)
+  monkeypatch.setattr(joining, "_FIRST_SUM_SECONDS", 1.0)
+  start = time.monotonic()
+  try:
+    with flagsaver.flagsaver(coordinator="here:1", num_processes=2, wait_seconds=1):
+      assert_refused(distributed.join, "did not connect in time")
+  finally:
+    ended.set()
+  assert time.monotonic() - start < 5
+
+
+@pytest.mark.usefixtures("parsed")
 @pytest.mark.parametrize(
   "given, parts",
   [
@@ -295,6 +334,7 @@ def _child(code: str) -> subprocess.Popen[bytes]:
 
 
 SLEEP = "import time; time.sleep(60)"
+STOP = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
 
 
 @pytest.fixture
@@ -322,6 +362,9 @@ def waited():
     (["raise SystemExit(3)", SLEEP], 3),  # The first has told why.
     ([SLEEP, "raise SystemExit(4)"], "process 1 of 2 ended with status 4: the same"),
     (["import os; os.kill(os.getpid(), 9)", SLEEP], "process 0 of 2 ended"),
+    # One that only rests is waited for, but not for ever.
+    ([SLEEP, STOP], "process 1 of 2 was stopped by a signal"),
+    ([STOP, SLEEP], "process 0 of 2 was stopped by a signal"),
     # All refuse, and the first, which speaks, is not the quickest.
     (["import time; time.sleep(0.1); raise SystemExit(2)", "raise SystemExit(2)"], 2),
   ],
@@ -336,3 +379,34 @@ def test_what_a_silent_process_said_is_passed_on(tmp_path, waited):
     output.write(b"a warning\nerror: out of luck\n")
     said = waited([SLEEP, "raise SystemExit(4)"], output)
   assert "status 4 (error: out of luck): the same" in said
+
+
+def test_why_compiled_code_ended_is_passed_on_without_its_stack(tmp_path, waited):
+  noise = b"""E1118 04:05:50.246382   23791 agent.cc:289] Polled an error.
+F1118 04:05:50.246500   23791 client.h:80] See the logs. absl::Status: ABORTED: two
+*** Check failure stack trace: ***
+    @     0x7fd481440634  absl::lts_20260107::log_internal::LogMessage::SendToLog()
+Extension modules: yaml._yaml (total: 81)
+"""
+  with open(tmp_path / "output", "w+b") as output:
+    output.write(noise)
+    said = waited([SLEEP, "import os; os.kill(os.getpid(), 6)"], output)
+  assert "ended with status -6 (ABORTED: two): the same" in said
+
+
+def test_compiled_code_of_the_first_process_is_not_heard(tmp_path):
+  """The stack trace with which JAX ends a process whose peer has gone."""
+  child = """import os, sys
+from fedbnr_jax.run import local_processes
+local_processes.follow_parent()
+os.write(2, b"F1118 04:05 1 client.h:80] gone\\n  @ 0x7fd481440634\\n")
+print("a warning", file=sys.stderr)
+os.abort()"""
+  parent = f"""import sys
+from fedbnr_jax.run import local_processes
+local_processes.run([[sys.executable, "-c", {child!r}]])"""
+  command = [sys.executable, "-c", parent]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+  assert done.stderr.startswith("a warning\nTraceback")
+  assert "0x7fd481440634" not in done.stderr
+  assert "process 0 of 1 ended with status -6 (gone): the same" in done.stderr

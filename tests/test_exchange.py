@@ -167,11 +167,11 @@ def test_what_stays_with_a_client_is_not_sent():
 
 
 def test_every_kernel_goes_to_every_client_in_local_global_alone():
-  """What it broadcasts says so: K kernels, of one length-scale each, and a seed."""
+  """What it broadcasts says so: K kernels, of two length-scales, and a seed."""
   for name in ("local+local", "local+global"):
     algorithm, data, state = _case(name)
     down = [num_floats(_down(e, state, data)) for e in algorithm.exchanges]
-    assert down == [2, 2 + (NUM_CLIENTS if name == "local+global" else 0)]
+    assert down == [2, 2 + (2 * NUM_CLIENTS if name == "local+global" else 0)]
 
 
 def test_a_local_kernel_sends_only_how_likely_its_rows_are():

@@ -13,7 +13,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.optimizers import adam
 from fedbnr_jax.gp import networks
 from tests import methods, oracles
-from tests.methods import KEY, NUM_CLIENTS, NUM_ROWS, SIZES, small
+from tests.methods import NUM_CLIENTS, NUM_ROWS, SIZES, small
 from tests.runs import assert_same_bits
 
 STEPS, RATE = 20, 0.005
@@ -108,10 +108,9 @@ def test_it_learns_and_predicts_with_one_error_bar():
 def test_fedprox_without_pull_is_fedavg_bit_for_bit(x64_off):
   """In float32, without any wider type."""
   data, states = small(dtype=np.float32), []
-  for method in ("fedavg", "fedprox"):
-    built = methods.built(method, dtype="float32", fedprox__mu=0.0)
-    state = jax.jit(built.init)(KEY, data)
-    state, info = jax.jit(built.round)(KEY, state, data)
+  for method, fields in (("fedavg", {}), ("fedprox", {"fedprox__mu": 0.0})):
+    program = methods.compiled(method, dtype="float32", **fields)
+    (_, state), (info,) = methods.run(program, data, 1)
     assert np.isfinite(info.train_nll)
     states.append(state)
   assert_same_bits(*states)

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -113,6 +114,15 @@ def test_the_consensus_follows_momentum_descent_on_the_mean_gradient():
 
 
 def test_a_large_rho_holds_the_scales_where_they_are():
+  """In whole rounds, with one length-scale for all inputs."""
+  (start, *_, end), _ = methods.two_rounds("fedloc", fedloc__rho=1e9, fedloc__ard=False)
+  assert start.server.params.log_length_scale.shape == ()
+  chex.assert_trees_all_close(start.server.params, end.server.params, atol=1e-6, rtol=0)
+  moved = jax.tree.map(np.array_equal, start.server.params, end.server.params)
+  assert not any(jax.tree.leaves(moved))
+
+
+def test_a_large_rho_holds_one_step_where_it_is():
   z, gradient = np.ones(3), np.array([-1e3, 0.0, 1e3])
   local, multipliers = fedloc.admm_step(
     z, gradient, np.zeros(3), rho=1e9, proximity=10.0

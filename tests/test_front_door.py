@@ -13,6 +13,7 @@ import pytest
 
 import fedbnr_jax as fb
 from fedbnr_jax import files, model, prediction, workflow
+from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run.records import RunFolder
 from launch import posterior as launch_posterior
 from launch import predict as launch_predict
@@ -27,7 +28,7 @@ from tests.runs import (
 )
 
 SMALL = {"num_rounds": 2, "num_local_steps": 2, "num_samples": 4, "kernel": "gaussian"}
-COLUMNS = ["mean", "std", "lower95", "upper95"]
+COLUMNS = ["mean", "std", "lower95", "upper95", "outside"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -141,6 +142,33 @@ def test_the_callers_settings_are_left_alone(x64_off, monkeypatch, fitted):
   assert model_without.state.server.stats.gram.dtype == np.float64
 
 
+def test_a_training_in_float32_says_so_once(x64_off, monkeypatch, tmp_path):
+  def stop(*_) -> None:
+    raise StopError
+
+  monkeypatch.setattr(experiment_lib, "build", stop)
+  for folder in (None, tmp_path / "run"):
+    with pytest.raises(StopError):  # Without a warning: `fit` has switched float64 on.
+      fit_houses(folder=folder)
+  monkeypatch.setenv("JAX_ENABLE_X64", "0")  # As on a device that has none.
+  for folder in (None, tmp_path / "run"):
+    with (
+      pytest.warns(UserWarning, match="JAX_ENABLE_X64.*float32") as caught,
+      pytest.raises(StopError),
+    ):
+      fit_houses(folder=folder)
+    assert len(caught) == 1
+
+
+def test_hazards_of_a_table_are_warned_of():
+  """The file tells no line here, but the row is counted as in other messages."""
+  rows = houses()
+  rows.iloc[5, 0] = 1e9
+  fields = {"target": "price", "client": "site", "progress": False} | SMALL
+  with pytest.warns(UserWarning, match=r"^row 6, column 'area': 1e\+09 is so far"):
+    fb.fit(rows, **fields)
+
+
 def test_fits_of_one_shape_share_their_programs(fitted):
   (program,) = workflow._slot(prediction.method_key(fitted.config))
   before = workflow._slot.cache_info().misses, program.step._cache_size()
@@ -195,7 +223,7 @@ def test_rows_are_predicted_alike_in_tables_of_any_length(from_arrays):
   whole = from_arrays.predict(x)
   for stop in (1, 7, 16, 33):
     part = from_arrays.predict(x[:stop])
-    np.testing.assert_allclose(part, whole.iloc[:stop], rtol=1e-5)
+    pd.testing.assert_frame_equal(part, whole.iloc[:stop], rtol=1e-5)
 
 
 def test_a_client_is_named_where_each_has_a_model():
@@ -253,14 +281,15 @@ def test_the_programs_work_on_a_saved_model(fitted, saved, tmp_path, capsys):
     str(saved), str(tmp_path / "rows.csv"), str(tmp_path / "out.csv")
   )
   written = pd.read_csv(tmp_path / "out.csv")
-  np.testing.assert_allclose(written[COLUMNS], fitted.predict(houses()), rtol=1e-6)
+  predicted = fitted.predict(rows)
+  pd.testing.assert_frame_equal(written[COLUMNS], predicted, rtol=1e-6)
   rows[rows["site"] == "north"].to_csv(tmp_path / "north.csv", index=False)
   launch_posterior.update(str(saved), [], [str(tmp_path / "north.csv")])
   said = capsys.readouterr().out
   assert "held out" in said
   assert "rows in the posterior" in said
   changed = fb.load(saved)
-  assert not np.allclose(changed.predict(rows), fitted.predict(rows))
+  assert not np.allclose(changed.predict(rows)["mean"], predicted["mean"])
   # What left would be back if the model that was fitted were saved over it.
   assert_refused(lambda: fitted.save(saved), "joined or left")
   fitted.save(tmp_path / "first")

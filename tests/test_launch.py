@@ -36,9 +36,13 @@ SMALL = {
 }
 
 
-def launch(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-  """Runs a program as from the shell."""
+def launch(
+  program: str, *arguments: object, optimised: bool = False
+) -> subprocess.CompletedProcess[str]:
+  """Runs a program as from the shell, and if so said, compiled as a user's."""
   environment = {k: v for k, v in os.environ.items() if k != "FEDBNR_CACHE_DIR"}
+  if optimised:  # Which conftest.py switches off for speed.
+    environment.pop("JAX_DISABLE_MOST_OPTIMIZATIONS", None)
   command = [sys.executable, "-m", f"launch.{program}", *map(str, arguments)]
   return subprocess.run(
     command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
@@ -92,7 +96,7 @@ def demo(tmp_path_factory) -> pathlib.Path:
   """The demo made small, in a process of its own, as users run it."""
   workdir = tmp_path_factory.mktemp("demo") / "run"
   command = ["--config=configs/default.py", f"--workdir={workdir}", *overrides()]
-  done = launch("train", *command)
+  done = launch("train", *command, optimised=True)
   assert done.returncode == 0, done.stderr
   assert "client 1 alone" in done.stdout
   assert "Traceback" not in done.stderr
@@ -262,7 +266,7 @@ def test_a_finished_run_does_not_need_its_table(site, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.pq"])
 def test_prediction_is_written_beside_the_input(site, tmp_path, name: str):
   launch_predict.predict(str(site / "run"), str(site / "new.csv"), str(tmp_path / name))
-  columns = ["area", "age", "heating", "mean", "std", "lower95", "upper95"]
+  columns = ["area", "age", "heating", "mean", "std", "lower95", "upper95", "outside"]
   written = read_table(tmp_path / name)
   assert list(written.columns) == columns
   given = pd.read_csv(site / "new.csv")
@@ -272,6 +276,23 @@ def test_prediction_is_written_beside_the_input(site, tmp_path, name: str):
   np.testing.assert_allclose(written["mean"].astype(float), expected["mean"])
   np.testing.assert_allclose(written["upper95"].astype(float), expected["upper95"])
   assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_rows_far_outside_are_marked_in_the_output(site, tmp_path):
+  rows = pd.read_csv(site / "new.csv")
+  rows.loc[1, "area"] = 1e6
+  rows.to_csv(tmp_path / "new.csv", index=False)
+  out = tmp_path / "out.csv"
+  with pytest.warns(UserWarning, match="^1 of .* rows lies outside"):
+    launch_predict.predict(str(site / "run"), str(tmp_path / "new.csv"), str(out))
+  assert np.flatnonzero(pd.read_csv(out)["outside"]).tolist() == [1]
+  rows["area"] = rows["area"].astype(object)
+  rows.loc[1, "area"] = "1e45"
+  rows.to_csv(tmp_path / "new.csv", index=False)
+  out.unlink()
+  with pytest.raises(InputError, match=r"row 2 \(line 3\).*not finite.*'area'"):
+    launch_predict.predict(str(site / "run"), str(tmp_path / "new.csv"), str(out))
+  assert not out.exists()
 
 
 @pytest.mark.parametrize("name", ["out.tsv", "out.csv.gz"])
@@ -333,7 +354,7 @@ def test_ten_lines_of_python(tmp_path):
   program = make_program(experiment.algorithm, transform=jax.jit)
   result = training.train(experiment, program)
   predicted = model.from_result(experiment, result).predict(table.head())
-  assert list(predicted.columns) == ["mean", "std", "lower95", "upper95"]
+  assert list(predicted.columns) == ["mean", "std", "lower95", "upper95", "outside"]
   assert len(predicted) == 5
 
 
@@ -360,14 +381,28 @@ def test_a_reader_that_has_seen_enough_is_no_error(options):
   assert done.returncode == 141
 
 
-def test_no_output_at_all_is_no_error():
+def tables_in_shell(rest: str) -> subprocess.CompletedProcess[str]:
   command = f"{sys.executable} -m launch.tables --results=results/paper_table.csv"
-  done = subprocess.run(
-    f"exec {command} --brief >&-",
+  return subprocess.run(
+    f"exec {command} {rest}",
     shell=True,
     cwd=ROOT,
     stderr=subprocess.PIPE,
     text=True,
     check=False,
   )
-  assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("option, status", [("--brief", 0), ("--help", 1)])
+def test_no_output_at_all_is_no_error(option, status):
+  done = tables_in_shell(f"{option} >&-")
+  assert (done.returncode, done.stderr) == (status, "")
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("options", ["", "--help"])
+def test_a_full_disk_is_told_in_one_line(options):
+  done = tables_in_shell(f"{options} > /dev/full")
+  assert done.returncode == 1
+  assert done.stderr.startswith("error: cannot print (No space left")
+  assert done.stderr.count("\n") == 1, done.stderr

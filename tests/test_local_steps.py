@@ -10,8 +10,13 @@ import optax
 import pytest
 
 from fedbnr_jax.federated.local_steps import descend, keep_above, loss_report
-from fedbnr_jax.gp import urk
-from fedbnr_jax.gp.kernel_model import ModelParams, evidence_loss, model_params
+from fedbnr_jax.gp import blr, urk
+from fedbnr_jax.gp.kernel_model import (
+  ModelParams,
+  evidence_loss,
+  features_of,
+  model_params,
+)
 from tests import methods, oracles
 from tests.methods import KEY
 
@@ -27,10 +32,11 @@ def _loss(params, omega, rows):
   return evidence_loss(FEATURE_MAP, params, omega, rows.x, rows.y, rows.mask)
 
 
-def test_descent_is_a_plain_loop_with_a_fresh_optimiser():
+@pytest.mark.parametrize("make", [optax.sgd, optax.adam])
+def test_descent_is_a_plain_loop_with_a_fresh_optimiser(make):
   rows = methods.rows_of(methods.small(), 3)
   omega, start = _model(rows.x)
-  optimizer, floor = oracles.loose(optax.adam(0.2)), 0.35
+  optimizer, floor = oracles.loose(make(0.2)), 0.35
 
   @jax.jit
   def step(params, state):
@@ -82,20 +88,29 @@ def test_noise_rests_on_its_floor_and_leaves_it_again():
 
 
 def test_steps_stay_in_float32_beside_float64_statistics():
-  """Traced only: types are settled before anything is computed."""
   rows = methods.rows_of(methods.small(dtype=np.float32), 3)
   omega, params = _model(rows.x, np.float32)
-  got = jax.eval_shape(
-    lambda params: descend(
+
+  @jax.jit
+  def steps(params):
+    got, losses = descend(
       lambda params: _loss(params, omega, rows),
       optax.adam(0.1),
       2,
       params,
       functools.partial(keep_above, 1e-3),
-    ),
-    params,
-  )
-  chex.assert_type(jax.tree.leaves(got), jnp.float32)
+    )
+    features = features_of(FEATURE_MAP, got.theta, omega, rows.x)
+    return (got, losses), features, blr.sufficient_stats(features, rows.y, rows.mask)
+
+  got, features, stats = steps(params)
+  chex.assert_type([*jax.tree.leaves(got), features], jnp.float32)
+  chex.assert_type(jax.tree.leaves(stats), jnp.float64)
+  chex.assert_tree_all_finite((got, stats))
+  kept = np.asarray(features, float)[rows.mask]
+  np.testing.assert_allclose(stats.gram, kept.T @ kept, rtol=1e-12, atol=1e-13)
+  np.testing.assert_allclose(stats.moment, kept.T @ rows.y[rows.mask], rtol=1e-6)
+  assert float(stats.count) == rows.mask.sum()
 
 
 @pytest.mark.parametrize(

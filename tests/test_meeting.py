@@ -27,16 +27,16 @@ def _nothing_is_logged(caplog):
     assert [record.getMessage() for record in caplog.get_records(when)] == []
 
 
-def _meet(port, number, count, wait_seconds=LIMIT, host=HOST):
-  meeting.meet(meeting.Place(host, port, wait_seconds), number, count)
+def _meet(port, number, count, wait_seconds=LIMIT, host=HOST, word=""):
+  meeting.meet(meeting.Place(host, port, wait_seconds, word), number, count)
 
 
-def _meet_all(port, peers, wait_seconds=LIMIT, strangers=()):
+def _meet_all(port, peers, wait_seconds=LIMIT, strangers=(), word=""):
   """What each peer (number, count) is told: None to go on, or the refusal."""
 
   def meet(peer):
     try:
-      _meet(port, *peer, wait_seconds)
+      _meet(port, *peer, wait_seconds, word=word)
     except InputError as error:
       return str(error)
     return None
@@ -164,6 +164,19 @@ def test_strangers_neither_stop_nor_delay_the_meeting():
   answers = _meet_all(free_port(), [(0, 2), (1, 2)], strangers=GARBAGE)
   assert answers == [None, None]
   assert time.monotonic() - start < 3.0
+
+
+def test_who_does_not_know_the_word_is_a_stranger():
+  """Whatever number and count it says, which would end the meeting otherwise."""
+  impostors = [
+    _line(number=1, count=2),
+    _line(number=1, count=2, word=""),
+    _line(number=1, count=2, word="another"),
+    _line(number=1, count=3, word=None),
+  ]
+  peers = [(0, 2), (1, 2)]
+  answers = _meet_all(free_port(), peers, strangers=impostors, word="secret")
+  assert answers == [None, None]
 
 
 def test_many_silent_strangers_do_not_prolong_the_wait():

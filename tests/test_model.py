@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from fedbnr_jax import membership, model, prediction, workflow
-from fedbnr_jax.data import load_table
+from fedbnr_jax.data import load_table, read_table
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import metrics
 from fedbnr_jax.run import experiment as experiment_lib
@@ -22,7 +22,8 @@ from fedbnr_jax.run.records import RunFolder
 from launch import posterior
 from tests.runs import assert_refused, claimed, seal_anew, table, tiny
 
-COLUMNS = ["mean", "std", "lower95", "upper95"]
+NUMBERS = ["mean", "std", "lower95", "upper95"]
+COLUMNS = [*NUMBERS, "outside"]
 
 
 def frame(num_rows: int = 60) -> pd.DataFrame:
@@ -134,7 +135,7 @@ def test_float64_is_arranged_inside_or_left_to_the_environment(
   narrow = model.load(path)
   assert narrow.state.server.stats.gram.dtype == np.float32
   np.testing.assert_allclose(
-    narrow.predict(frame()), loaded.predict(frame()), rtol=1e-3
+    narrow.predict(frame())[NUMBERS], loaded.predict(frame())[NUMBERS], rtol=1e-3
   )
 
 
@@ -159,11 +160,69 @@ def test_no_rows_are_refused(trained):
 
 def test_unseen_category_warns_and_is_predicted(trained):
   rows = frame().iloc[:3].assign(kind=["red", "violet", "blue"])
-  with pytest.warns(UserWarning, match="'kind'.*'violet'"):
+  with (
+    pytest.warns(UserWarning, match="^1 of 3 rows lies outside .*'kind'"),
+    pytest.warns(UserWarning, match="'kind'.*'violet'"),
+  ):
     predicted = trained[1].predict(rows)
-  assert np.isfinite(predicted).all(axis=None)
+  assert np.isfinite(predicted[NUMBERS]).all(axis=None)
+  assert predicted["outside"].tolist() == [False, True, False]
   seen = trained[1].predict(frame().iloc[:3].assign(kind=["red", "red", "blue"]))
-  np.testing.assert_allclose(predicted.iloc[[0, 2]], seen.iloc[[0, 2]], rtol=1e-6)
+  pd.testing.assert_frame_equal(predicted.iloc[[0, 2]], seen.iloc[[0, 2]], rtol=1e-6)
+
+
+# ------------------------------------------------------- far from what was trained on
+
+
+def test_a_prediction_that_is_not_finite_is_refused_with_its_row(trained, tmp_path):
+  rows = frame()
+  rows.loc[4, "b"] = 1e39  # Too large for float32.
+  assert_refused(lambda: trained[1].predict(rows), "row 5", "not finite", "'b'")
+  assert_refused(lambda: trained[1].rows(rows), "row 5", "'b'")  # None joins either.
+  rows.to_csv(tmp_path / "new.csv", index=False)
+  table = read_table(tmp_path / "new.csv")
+  assert_refused(lambda: trained[1].predict(table), "new.csv: row 5 (line 6)", "'b'")
+
+
+def test_a_variance_that_overflows_is_refused_too(trained, monkeypatch):
+  fine = np.zeros(60)
+  spoilt = np.where(np.arange(60) == 6, np.inf, 1.0)
+  monkeypatch.setattr(prediction, "predict", lambda *_: (fine, spoilt))
+  assert_refused(lambda: trained[1].predict(frame()), "row 7", "not finite")
+
+
+@pytest.mark.parametrize("deviations", [10.0, 100.0, 1e4])
+def test_rows_far_outside_are_marked_and_counted(trained, deviations: float):
+  rows = frame()
+  rows.loc[[3, 8], "a"] += deviations
+  with pytest.warns(UserWarning, match="^2 of 60 rows lie outside .*'a'.*`outside`"):
+    predicted = trained[1].predict(rows)
+  assert np.flatnonzero(predicted["outside"]).tolist() == [3, 8]
+  assert predicted["outside"].dtype == bool
+  quiet = trained[1].predict(rows, warn=False)
+  pd.testing.assert_frame_equal(quiet, predicted)
+
+
+def test_ranges_are_of_the_training_rows_and_kept(trained):
+  experiment, fitted, path = trained
+  a = experiment.dataset.features["a"].to_numpy()[experiment.split.train]
+  assert fitted.preprocessor.numeric_ranges[0] == (a.min(), a.max())
+  assert model.load(path).preprocessor == fitted.preprocessor
+
+
+def test_a_folder_of_an_older_version_predicts_and_marks_no_number(trained, tmp_path):
+  _, fitted, path = trained
+  shutil.copytree(path, tmp_path / "run")
+  file = tmp_path / "run" / "preprocessing.json"
+  record = json.loads(file.read_text())
+  del record["numeric_ranges"]
+  file.write_text(json.dumps(record))
+  rows = frame().assign(a=1e4)
+  seal_anew(RunFolder(tmp_path / "run"))
+  older = model.load(tmp_path / "run").predict(rows)
+  assert not older["outside"].any()
+  wanted = fitted.predict(rows, warn=False)
+  pd.testing.assert_frame_equal(older[NUMBERS], wanted[NUMBERS])
 
 
 def test_folder_without_run_is_refused(tmp_path):
@@ -198,7 +257,7 @@ def test_a_model_for_each_client_is_asked_by_name(tmp_path):
   rows = experiment.dataset.features.iloc[experiment.split.test]
   for name, mean in zip(loaded.client_names, means, strict=True):
     wanted = experiment.preprocessor.unstandardise_mean(np.asarray(mean))
-    got = loaded.predict(rows, client=name)["mean"]
+    got = loaded.predict(rows, client=name, warn=False)["mean"]
     np.testing.assert_allclose(got, wanted, rtol=1e-5)
   # Scores are means over clients.
   scores = [

@@ -231,6 +231,12 @@ def test_floats_are_those_of_a_client_that_answers():
   assert int(infos[0].floats_up) == int(infos[1].floats_up)
 
 
+def test_rounds_of_some_are_one_trace():
+  methods.two_rounds("fedbnr", **SOME)
+  traces = methods.compiled("fedbnr", **SOME).traces
+  assert len(traces) == len(set(traces)) > 0
+
+
 # --------------------------------------------------------------------- the training
 
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -171,18 +172,14 @@ def test_scales_that_are_not_trained_stay():
   assert not np.allclose(start.params.inducing, end.inducing)
 
 
-def test_float32_stays_finite():
-  """A client's local steps, as those of the default config are."""
-  learning = methods.built("pfedgp", dtype="float32").exchanges[0]
-  server = methods.two_rounds("pfedgp").states[0].server
-  params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), server.params)
-  down = learning.broadcast(server.replace(params=params), None)
-  rows = methods.rows_of(small(dtype=np.float32), 3)
-  message, _, report = jax.jit(learning.client)(down, (), rows)
-  assert np.all(np.isfinite(report["loss"]))
-  for leaf in jax.tree.leaves((message, report)):
-    assert leaf.dtype == np.float32
-    assert np.all(np.isfinite(leaf))
+def test_a_round_in_float32():
+  program, data = methods.compiled("pfedgp", dtype="float32"), small(dtype=np.float32)
+  (_, state), (info,) = methods.run(program, data, 1)
+  chex.assert_type(jax.tree.leaves(state.server.params), np.float32)
+  chex.assert_tree_all_finite((state, info))
+  mean, variance = program.predict(state, data.clients.x[3])
+  assert np.all(np.isfinite(mean))
+  assert np.all(variance > 0)
 
 
 def test_no_inducing_inputs_are_refused():

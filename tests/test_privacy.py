@@ -1,8 +1,6 @@
-"""Private release: calibration, sensitivity, noise, repair; and what leaks without."""
+"""Private statistics: calibration, sensitivity, noise, repair; what leaks without."""
 
-import json
 import math
-import shutil
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -20,8 +18,8 @@ from fedbnr_jax import model, privacy
 from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.gp import blr, urk
 from fedbnr_jax.privacy import Mechanism
+from fedbnr_jax.release.trained import load_run
 from fedbnr_jax.studies import privacy as study
-from launch import predict as launch_predict
 from launch import privacy as launch_privacy
 from launch import train as launch_train
 from tests import oracles
@@ -83,11 +81,11 @@ def _stats(x, y, mechanism=NOISELESS):
   hnp.arrays(np.float64, (4, 2), elements=st.floats(-9, 9)),
   hnp.arrays(np.float64, 4, elements=st.floats(-20, 20)),
 )
-def test_no_row_changes_the_matrix_by_more_than_its_sensitivity(x, y):
+def test_no_row_changes_the_sums_by_more_than_their_sensitivity(x, y):
   scale = NOISELESS.target_scale
   whole = blr.augmented_gram(_stats(x, y), scale)
   without = blr.augmented_gram(_stats(x[1:], y[1:]), scale)
-  change = np.linalg.norm(whole - without)
+  change = np.hypot(np.linalg.norm(whole - without), NOISELESS.count_scale)
   assert change <= NOISELESS.sensitivity * (1 + 1e-6)
   if abs(y[0]) >= NOISELESS.target_bound:  # Which is attained.
     np.testing.assert_allclose(change, NOISELESS.sensitivity, rtol=1e-6)
@@ -159,15 +157,18 @@ def test_released_statistics_are_those_of_some_rows(epsilon):
     assert ridge >= 0.25 * mechanism.noise_std * math.sqrt(2 * 2 * S) * (1 - 1e-9)
 
 
-def test_a_release_has_the_noise_of_its_mechanism():
+def test_the_count_has_the_noise_of_a_few_dozen_rows():
   rng = np.random.default_rng(0)
-  stats = _stats(rng.normal(size=(30, 2)), rng.normal(size=30))
-  mechanism = NOISELESS._replace(epsilon=1.0, num_noises=4)
-  release = jax.jit(privacy.release, static_argnames="mechanism")
-  got = release(jax.random.key(5), stats, mechanism)
-  wanted = _ADD_NOISE(jax.random.key(5), stats, 2 * mechanism.noise_std)
-  for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
+  stats = _stats(rng.normal(size=(500, 2)), rng.normal(size=500))
+  noise_std = NOISELESS._replace(epsilon=1.0).noise_std
+  counts = [
+    float(_ADD_NOISE(jax.random.key(seed), stats, noise_std).count)
+    for seed in range(200)
+  ]
+  wanted = noise_std / NOISELESS.count_scale
+  assert wanted < 40
+  np.testing.assert_allclose(np.std(counts), wanted, rtol=0.2)
+  np.testing.assert_allclose(np.mean(counts), 500, atol=4 * wanted / math.sqrt(200))
 
 
 def test_each_clients_own_noise_adds_up():
@@ -300,7 +301,7 @@ def test_curves(run, command, capsys):
 
 def test_scores_of_the_curve_are_those_of_a_release(run):
   """By another way: one draw released, and the raw test rows predicted from it."""
-  opened, promise = study.load_run(run), study.Promise()
+  opened, promise = load_run(run), study.Promise()
   cost = study.cost_curve(opened, [3.0], promise, 3)
   mechanism = promise.mechanism(opened, 3.0, "client")
   assert mechanism._replace(epsilon=math.inf, num_noises=1) == NOISELESS
@@ -313,36 +314,6 @@ def test_scores_of_the_curve_are_those_of_a_release(run):
   gap = scaler.unstandardise_mean(np.asarray(mean)) - targets
   (rmse,) = cost.test_rmse[(cost.noise == "client") & (cost.draw == 1)]
   np.testing.assert_allclose(rmse, np.sqrt(np.mean(gap**2)), rtol=1e-6)
-
-
-def test_release(run, command, capsys):
-  assert_refused(lambda: model.load_released(run), "no private release")
-  assert_refused(lambda: command(release="inf"), "no private release")
-  assert_refused(lambda: command(release="much"), "must be a number", "'much'")
-  assert not (run / "released").exists()
-  command(release="3")
-  note = json.loads((run / "summary.json").read_text())["privacy"]
-  assert (note["epsilon"], note["noise"]) == (3.0, "central")
-  assert "kernel parameters" in note["not_covered"]
-  assert "Not covered" in capsys.readouterr().out
-  for epsilon in ("3", "1"):
-    assert_refused(lambda e=epsilon: command(release=e), "already", "3.0")
-  table = run.parent / "new.csv"
-  pd.DataFrame({"x": [-1.0, 0.0, 2.0]}).to_csv(table, index=False)
-  outputs = []
-  for released in (False, True):
-    output = run.parent / f"out{released}.csv"
-    launch_predict.predict(str(run), str(table), str(output), released)
-    outputs.append(pd.read_csv(output))
-  assert np.all(np.isfinite(outputs[1]["mean"]))
-  # The folder of the release is enough, and holds nothing that was exact.
-  shutil.move(run / "released", run.parent / "handed over")
-  alone = model.load_released(run.parent / "handed over")
-  again = alone.predict(pd.read_csv(table))
-  np.testing.assert_allclose(again["mean"], outputs[1]["mean"], rtol=1e-6)
-  exact = model.load(run).state.server.stats
-  assert not np.allclose(alone.state.server.stats.gram, exact.gram, rtol=1e-6)
-  assert not np.allclose(outputs[0]["mean"], outputs[1]["mean"])
 
 
 @pytest.mark.parametrize(
@@ -366,4 +337,4 @@ def test_kernels_without_a_common_norm_are_refused(run):
   trained.config.kernel = "polynomial"
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(model, "load", lambda path: trained)
-    assert_refused(lambda: study.load_run(run), "'polynomial'", "no common norm")
+    assert_refused(lambda: load_run(run), "'polynomial'", "no bounded norm")

@@ -35,7 +35,7 @@ def test_blocks_of_the_readme_run(tmp_path, monkeypatch):
   frame["site"] = np.where(np.arange(40) % 2, "north", "south")
   names = {
     "frame": frame,
-    "new": frame.drop(columns=["price", "site"]),
+    "new": frame[["a", "b"]].clip(-1.0, 1.0),
     "x": x,
     "y": y,
     "parts": np.array_split(np.arange(40), 2),

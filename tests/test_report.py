@@ -80,9 +80,16 @@ def _legend_labels(figure):
   return [text.get_text() for text in legend.get_texts()]
 
 
-def test_files_are_whole_png_and_nothing_else_is_left(tmp_path):
-  folder = tmp_path / "not" / "there" / "yet"
+@pytest.fixture(scope="module")
+def all_drawn(tmp_path_factory):
+  """A folder of every figure, which was not there before."""
+  folder = tmp_path_factory.mktemp("figures") / "not" / "there" / "yet"
   _draw_all(folder)
+  return folder
+
+
+def test_files_are_whole_png_and_nothing_else_is_left(all_drawn):
+  folder = all_drawn
   assert sorted(file.name for file in folder.iterdir()) == [f"{n}.png" for n in "abcde"]
   inches = [(6.4, 5.4), (5.0, 5.0), (5.4, 5.4), (7.0, 4.6), (10.4, 4.8)]
   for name, (width, height) in zip("abcde", inches, strict=True):
@@ -91,6 +98,12 @@ def test_files_are_whole_png_and_nothing_else_is_left(tmp_path):
     # Nothing that differs between two days or versions of Matplotlib.
     assert set(png_chunks(file)) == {"IHDR", "pHYs", "IDAT", "IEND"}
     assert len(png_chunks(file)["IDAT"]) > 10_000
+
+
+def test_same_numbers_same_bytes(all_drawn, tmp_path):
+  _draw_all(tmp_path)
+  for file in all_drawn.iterdir():
+    assert file.read_bytes() == (tmp_path / file.name).read_bytes()
 
 
 def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):

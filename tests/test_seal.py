@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedbnr_jax import files, membership, model, workflow
+from fedbnr_jax.release import folder as release
 from fedbnr_jax.run import checkpoints, seal, summary
 from fedbnr_jax.run.records import RunFolder
 from launch import predict as launch_predict
@@ -208,13 +209,19 @@ def test_rows_that_left_stay_out_when_a_summary_is_made_anew(copy):
 # ------------------------------------------------------------------------- released
 
 
+NOTE = {
+  **{"epsilon": 1.0, "delta": 1e-5, "protects": "a row", "sampler": "dice"},
+  **{"noise_in_words": "none", "spent_in_total": {"releases": 1, "epsilon": 1.0}},
+}
+
+
 @pytest.fixture
 def released(copy) -> RunFolder:
   """A run with a release, whose statistics are the exact ones."""
   folder = copy()
   loaded = model.load(folder.path)
   server = loaded.state.server
-  model.write_released(folder, loaded, server.stats, server.posterior)
+  release.write(folder, loaded, server.stats, server.posterior, NOTE)
   return folder
 
 
@@ -228,7 +235,7 @@ def test_a_release_belongs_with_its_files(released, trained, tmp_path):
 
   inner = RunFolder(released.released)
   before = contents(inner)
-  model.load_released(released.path)
+  release.load(released.path)
   edit("config.json", num_samples=5)(inner)
   assert_refused(use, "released/config.json is not what it was", "model.npz")
   edit("config.json", num_samples=4)(inner)
@@ -236,7 +243,7 @@ def test_a_release_belongs_with_its_files(released, trained, tmp_path):
   assert_refused(use, "released is of another run", "restore it")
   shutil.copytree(inner.path, tmp_path / "alone")
   alone = tmp_path / "alone"
-  assert_refused(lambda: model.load_released(alone), "preprocessing.json is not")
+  assert_refused(lambda: release.load(alone), "preprocessing.json is not")
   for path, content in before.items():
     path.write_bytes(content)
   arrays, note = files.read_arrays(inner.path / "model.npz")
@@ -246,4 +253,4 @@ def test_a_release_belongs_with_its_files(released, trained, tmp_path):
   assert_refused(use, "model.npz is damaged", "digest")
   files.write_arrays(inner.path / "model.npz", arrays)
   with pytest.warns(UserWarning, match="earlier version"):
-    model.load_released(released.path)
+    release.load(released.path)

@@ -17,9 +17,6 @@ from launch import step_function as launch_step_function
 from tests.drawings import png_size
 from tests.runs import assert_refused
 
-# The study's kernel that no other test trains, and one without a network.
-KERNELS = {"gaussian": "Without f", "replicate": "Replicate policy"}
-
 
 @pytest.fixture(scope="module", autouse=True)
 def parsed():
@@ -47,7 +44,7 @@ def run(tmp_path_factory):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(bands, "two_panels", two_panels)
-    compared = step_function.compare(tiny(), 2, folder, KERNELS)
+    compared = step_function.compare(tiny(), 2, folder)
   return folder, compared, panels
 
 
@@ -55,13 +52,13 @@ def test_every_training_is_scored_and_summarised(run):
   folder, compared, _ = run
   seeds = pd.read_csv(folder / "seeds.csv")
   pd.testing.assert_frame_equal(seeds, compared.seeds)
-  assert seeds.kernel.tolist() == ["gaussian"] * 2 + ["replicate"] * 2
+  assert seeds.kernel.tolist() == ["deep"] * 2 + ["replicate"] * 2
   assert seeds.seed.tolist() == [0, 1] * 2
-  # The length-scale, σ and λ; f: 1 -> 2 -> 5 with one bias, σ and λ.
-  assert seeds.parameters.tolist() == [3] * 2 + [16] * 2
+  # f: 1 -> 2 -> 5 with one bias, σ and λ; h: 5 -> 10 -> 5 with biases, and its scale.
+  assert seeds.parameters.tolist() == [16 + 116] * 2 + [16] * 2
   scores = pd.read_csv(folder / "scores.csv")
   pd.testing.assert_frame_equal(scores, compared.scores)
-  assert scores.kernel.tolist() == ["gaussian", "replicate"]
+  assert scores.kernel.tolist() == ["deep", "replicate"]
   assert scores.seeds.tolist() == [2, 2]
   for name in ("test_rmse", "test_nll", "test_ece"):
     values = seeds[name].to_numpy().reshape(2, 2)
@@ -78,27 +75,18 @@ def test_panels_are_of_the_first_seed(run):
   width, height = png_size(folder / "step_function.png")
   assert width > height > 500
   first = compared.seeds[compared.seeds.seed == 0]
-  for panel, title, rmse in zip(panels, KERNELS.values(), first.test_rmse, strict=True):
+  titles = step_function.KERNELS.values()
+  for panel, title, rmse in zip(panels, titles, first.test_rmse, strict=True):
     assert panel.title == f"{title}: test RMSE {rmse:.3f}"
     assert panel.client_names == ("training rows",)
     assert len(panel.train_x) == 40
     assert len(np.unique(panel.truth)) > 1
 
 
-def test_the_papers_kernel_also_has_its_shifter():
-  """h: 5 -> 10 -> 5 with biases, and its scale; nothing is compiled."""
-  sizes = {}
-  for kernel in step_function.KERNELS:
-    (made,) = step_function.build_experiments(tiny(), kernel, 1)
-    state = jax.eval_shape(made.algorithm.init, made.key_init, made.federation)
-    sizes[kernel] = sum(leaf.size for leaf in jax.tree.leaves(state.server.params))
-  assert sizes == {"deep": 16 + 116, "replicate": 16}
-
-
 def test_scores_are_those_of_the_model_on_raw_test_rows(run):
   """By another way: train, predict the table, compare with its targets."""
   config = tiny()
-  config.kernel, config.seed = "gaussian", 1
+  config.kernel, config.seed = "replicate", 1
   experiment = experiment_lib.build(config)
   result = training.train(
     experiment, make_program(experiment.algorithm, transform=jax.jit)
@@ -108,7 +96,7 @@ def test_scores_are_those_of_the_model_on_raw_test_rows(run):
   predicted = trained.predict(data.features.iloc[rows])
   gap = data.targets[rows] - predicted["mean"].to_numpy()
   seeds = pd.read_csv(run[0] / "seeds.csv").set_index(["kernel", "seed"])
-  row = seeds.loc[("gaussian", 1)]
+  row = seeds.loc[("replicate", 1)]
   np.testing.assert_allclose(row.test_rmse, np.sqrt(np.mean(gap**2)), rtol=1e-5)
   std = predicted["std"].to_numpy()
   nll = np.mean(gap**2 / std**2 + np.log(2 * np.pi * std**2)) / 2

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from concurrent.futures import Future, wait
 
 import ml_collections
@@ -382,6 +383,24 @@ def test_a_second_sweep_does_what_is_left_and_ends_the_same(mishaps, tmp_path):
   )
 
 
+def test_pooled_rows_are_trained_once_for_all_client_counts(tmp_path):
+  # Before it, one training that fails: 5 rows are too few.
+  config = small(num_clients=(2, 3), method=("central",), data__num_rows=(5, 40))
+  with pytest.raises(InputError, match="1 runs failed") as caught:
+    sweep.sweep(config, tmp_path, 1)
+  assert "num_rows=5" in str(caught.value)
+  assert len(list((tmp_path / "runs").glob("*num_rows=40*"))) == 1
+  table = results(tmp_path)
+  assert list(table["status"]) == ["failed", "failed", "done", "done"]
+  done, failed = (table[table["status"] == word] for word in ("done", "failed"))
+  assert list(done["num_clients"]) == list(failed["num_clients"]) == [2, 3]
+  assert set(done["method"]) == set(failed["method"]) == {"central"}
+  assert done["test_rmse"].nunique() == 1
+  assert done["reason"].isna().all()
+  assert failed["reason"].str.contains("give at least 10").all()
+  assert not failed["reason"].str.contains("Traceback").any()
+
+
 def test_what_a_training_refuses_is_one_line(tmp_path, capsys):
   (config,) = expand(small(data__num_rows=(5,))).values()
   job = Job(as_json(config), str(tmp_path / "run"), str(tmp_path / "log"), "command")
@@ -421,6 +440,27 @@ def test_a_worker_has_its_core_and_is_replaced_when_it_died_between_runs(tmp_pat
     workers.stop([worker])
   assert pids[0] != pids[1]
   assert os.sched_getaffinity(0) == before
+
+
+def test_a_worker_that_was_stopped_is_told_of_once():
+  """It may be meant to go on; the sweep would wait for it without a word."""
+
+  class Resting:
+    def submit(self, job):
+      return Future()
+
+    def stopped(self):
+      return 42
+
+  said: list[str] = []
+  run = types.SimpleNamespace(name="a-run")
+  order = schedule.Schedule([run], [Resting()], lambda run: None, said.append)
+  order.start()
+  for _ in range(4):
+    assert order.ended(0.0) == []
+  (line,) = said
+  assert line.startswith("a-run: ")
+  assert "kill -CONT 42" in line
 
 
 def test_workers_that_cannot_start_are_given_up(tmp_path, monkeypatch):

@@ -267,6 +267,18 @@ def test_what_to_try_is_fields_of_the_config(method: str):
     assert functools.reduce(getattr, word.split("."), fields) is not None
 
 
+def test_fedloc_that_diverges_says_what_it_has():
+  """By itself: with such a ρ its steps are far too long."""
+  run = experiment_lib.build(
+    tiny(method="fedloc", fedloc__rho=1e-6, fedloc__num_inducing=4)
+  )
+  with pytest.raises(NonFiniteError) as caught:
+    training.train(run, make_program(run.algorithm, transform=jax.jit))
+  said = str(caught.value)
+  assert re.match(r"round \d: the loss of client [12] is not finite", said), said
+  assert "try a larger fedloc.rho" in said
+
+
 def test_what_to_try_is_the_methods_own(four):
   experiment, program, _ = four
   fedloc = algorithms.METHODS["fedloc"].build(tiny(method="fedloc"))

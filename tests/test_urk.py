@@ -73,7 +73,7 @@ def _grams(feature_map, x, num_seeds):
 @pytest.mark.parametrize("name", MAPS)
 def test_a_seed_gives_the_draws_of_the_start(name):
   """So that a client which is sent the seed has the server's ω, to the bit."""
-  drawn = urk.draw_omega(MAPS[name](S), jax.random.key_data(KEY), X)
+  drawn = urk.draw_omega(MAPS[name](S), urk.Source(jax.random.key_data(KEY)), X)
   start = MAPS[name](S).init(KEY, X).omega
   jax.tree.map(np.testing.assert_array_equal, drawn, start)
 
@@ -169,6 +169,13 @@ def test_features_follow_the_rows_in_shape_and_dtype(name, dtype, any_x64):
   assert all(leaf.shape[0] == S for leaf in jax.tree.leaves(params.omega))
   if name != "polynomial":  # Whose ω counts.
     chex.assert_type(jax.tree.leaves(params.omega), dtype)
+
+
+@pytest.mark.parametrize("name", ["deep", "add", "matern32", "polynomial"])
+def test_rows_stay_float32_without_x64(name, x64_off):
+  features = _features(_built(name), X.astype(np.float32))
+  assert features.dtype == np.float32
+  assert np.all(np.isfinite(features))
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -421,7 +428,8 @@ def _program(feature_map):
 
 
 @pytest.mark.parametrize(
-  "name", ["deep", "replicate", "exponential", "polynomial", *urk.SPECTRA]
+  "name",
+  ["deep", "replicate", "exponential", "polynomial", *urk.SPECTRA, "matern32+linear"],
 )
 def test_config_builds_every_kernel(name):
   """With fields that are not the defaults, so that none is forgotten."""
@@ -431,12 +439,16 @@ def test_config_builds_every_kernel(name):
   config = config_lib.base()
   config.update({"kernel": name, "num_samples": 4, "hidden_size": 8, **sizes})
   config.update({"shifter_size": 7, "replicate": replicate, "polynomial": polynomial})
+  config.update({"ard": {"length_scale": 0.4}})
   direct = {
     "deep": lambda: urk.deep(4, 8, shifter_size=7, **sizes),
     "replicate": lambda: urk.replicate(4, 8, **replicate, **sizes),
     "exponential": lambda: urk.exponential(4),
     "polynomial": lambda: urk.polynomial(4, **polynomial),
-  }.get(name, lambda: urk.random_fourier(4, name, sizes["length_scale"]))()
+    "matern32+linear": lambda: urk.add(
+      urk.ard(4, "matern32", length_scale=0.4), urk.linear()
+    ),
+  }.get(name, lambda: urk.random_fourier(4, name, 0.4, isotropic=False))()
   assert _program(kernels.from_config(config)) == _program(direct)
   if name != "exponential":
     assert _program(direct) != _program(urk.exponential(4))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import ml_collections
 
 from fedbnr_jax.algorithms import (
+  ard,
   central,
   exact,
   fedavg,
@@ -41,6 +42,8 @@ class Method(NamedTuple):
 _PATIENT = 30
 # Their rounds may be of ten steps only, and their error jumps more than a mean's.
 _POOLED = 20
+# A round of L-BFGS that brings nothing is the last but a few.
+_SPARSE = 3
 
 METHODS: dict[str, Method] = {
   "fedbnr": Method(fedbnr.from_config),
@@ -50,6 +53,7 @@ METHODS: dict[str, Method] = {
     fedbnr.distilled_evidence_from_config, distils=True, patience=_PATIENT
   ),
   "fedbnr-exact": Method(exact.from_config, patience=_POOLED),
+  "fedbnr-ard": Method(ard.from_config, patience=_SPARSE),
   "central": Method(central.from_config, pooled=True, patience=_POOLED),
   "local+local": Method(local_kernels.local_from_config),
   "local+global": Method(local_kernels.local_global_from_config),

@@ -6,6 +6,8 @@ gradient that pooling would give. A step is two exchanges: one sums gradients, t
 sums statistics under the new kernel.
 """
 
+from typing import Any
+
 import chex
 import ml_collections
 import optax
@@ -13,11 +15,12 @@ import optax
 from fedbnr_jax.algorithms import fedbnr, kernels, last_layer, settings
 from fedbnr_jax.algorithms.proposals import follow_gradient, follow_majoriser
 from fedbnr_jax.algorithms.safeguard import accept_or_return, first_descent
+from fedbnr_jax.algorithms.wide_layer import widened
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
 from fedbnr_jax.federated.exchange import Exchange, Stage
 from fedbnr_jax.federated.federation import Rows
-from fedbnr_jax.federated.optimizers import adam
+from fedbnr_jax.federated.optimizers import adam, lbfgs
 from fedbnr_jax.federated.participation import Participation
 from fedbnr_jax.federated.placement import Placement
 from fedbnr_jax.federated.state import ServerState
@@ -36,6 +39,7 @@ def exact(
   scales: last_layer.Scales = last_layer.trained_scales,
   safeguard: bool = False,
   fresh: bool = True,
+  trace: bool = False,
   noise: str = "constant",
   with_noise: bool = True,
   initial_noise_std: float = 0.5,
@@ -57,6 +61,8 @@ def exact(
       by the statistics.
     safeguard: Take a step back if the global evidence falls, and try a shorter one.
     fresh: Whether the optimiser's state starts afresh every round.
+    trace: Whether the objective is the evidence with the trace term of Titsias (2009),
+      which charges for what inducing features lose of the kernel's variance.
     noise: Of predictions: "constant", the trained σ; "varying" with the input, by
       residuals of the rows in the posterior; "held-out", by those of other rows.
     with_noise: Whether predicted variances are of y, or of the function alone.
@@ -85,9 +91,11 @@ def exact(
     varying_noise=noise != "constant",
   )
 
-  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
-    state = start(key, num_clients, rows)
-    descent = first_descent(state, optimizer.init(state.params))
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
+  ) -> ServerState:
+    state = start(key, num_clients, rows, inputs)
+    descent = first_descent(state, optimizer.init(state.params), trace=trace)
     return state.replace(optimizer=descent)
 
   def begin(state: ServerState) -> ServerState:
@@ -96,7 +104,9 @@ def exact(
     descent = state.optimizer.replace(optimizer=optimizer.init(state.params))
     return state.replace(optimizer=descent)
 
-  first, again, from_all = _statistics(feature_map, scales, safeguard, participation)
+  first, again, from_all = _statistics(
+    feature_map, scales, safeguard, participation, trace
+  )
   stages: tuple[Stage, ...] = (
     Stage((first,), begin=begin),
     Stage((step, again), num_steps),
@@ -128,6 +138,7 @@ def _statistics(
   scales: last_layer.Scales,
   safeguard: bool,
   participation: Participation,
+  trace: bool,
 ) -> tuple[Exchange, Exchange, Exchange]:
   """Makes the exchanges of statistics: before a step, after each, at the end."""
   full = participation.is_full
@@ -139,6 +150,7 @@ def _statistics(
       scales=scales,
       # Where σ and λ are the optimiser's, they are in the parameters already.
       feedback=scales is not last_layer.trained_scales,
+      with_missing=trace,
     )
     # With the same clients as in the round before, the state is as it was left.
     return accept_or_return(exchange, guarded=guarded, unchanged=full)
@@ -180,7 +192,9 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
       safeguard=economical,
     )
   num_warm_up = options.warm_start_rounds
-  return exact(
+  wide = kernels.wide_from_config(config)
+  warm_up = fedbnr.narrow_from_config(config, fedbnr.mean_of(config))
+  algorithm = exact(
     feature_map,
     step,
     optimizer,
@@ -189,16 +203,29 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     safeguard=economical,
     # Gradients of other clients' rows tell nothing of curvature.
     fresh=options.optimizer == "adam" or not shared["participation"].is_full,
-    noise=options.noise,
-    warm_up=fedbnr.from_config(config).stages if num_warm_up else (),
+    trace=options.trace,
+    noise="constant" if wide else options.noise,
+    warm_up=warm_up.stages if num_warm_up else (),
     num_warm_up=num_warm_up,
     **shared,
+  )
+  if wide is None:
+    return algorithm
+  return widened(
+    algorithm,
+    algorithm.stages,
+    wide,
+    scales=last_layer.evidence_scales,
+    noise=options.noise,
+    with_noise=config.with_noise,
+    initial_noise_std=config.initial_noise_std,
+    initial_prior_std=config.initial_prior_std,
   )
 
 
 def _lbfgs(learning_rate: float) -> optax.GradientTransformation:
   del learning_rate  # Its steps have a length of their own.
-  return optax.chain(optax.scale_by_lbfgs(memory_size=10), optax.scale(-1.0))
+  return lbfgs()
 
 
 OPTIMIZERS = {"adam": adam, "lbfgs": _lbfgs}

@@ -69,8 +69,10 @@ def fedprox(
   if not 0 <= mu < math.inf:
     raise InputError(f"mu must not be negative, got {mu}.")
 
-  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
-    del num_clients
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
+  ) -> ServerState:
+    del num_clients, inputs
     zero = jnp.zeros((), jnp.int32)
     theta = network.init(key, rows.x)
     params = NetworkParams(theta, jnp.zeros((), rows.x.dtype))

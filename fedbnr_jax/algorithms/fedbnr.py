@@ -8,6 +8,8 @@ import ml_collections
 import optax
 
 from fedbnr_jax.algorithms import kernels, last_layer, settings
+from fedbnr_jax.algorithms.wide_layer import widened
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.aggregation import Aggregator
 from fedbnr_jax.federated.algorithm import FederatedAlgorithm
@@ -97,7 +99,7 @@ def fedbnr(
 class LearningMessage(NamedTuple):
   """Down: where a client's local steps start, and what the aggregator needs."""
 
-  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  source: urk.Source  # From which ω is drawn.
   params: ModelParams
   inputs: Message  # [Q, D] the server's inputs for distillation, or ().
 
@@ -113,12 +115,14 @@ def learn_kernel(
   """Makes phase 1: local steps on the evidence, and one kernel made of all."""
 
   def broadcast(state: ServerState, server_set: ServerSet | None) -> LearningMessage:
-    return LearningMessage(state.seed, state.params, aggregator.inputs(server_set))
+    return LearningMessage(
+      last_layer.source_of(state), state.params, aggregator.inputs(server_set)
+    )
 
   def client(
     down: LearningMessage, own: Own, rows: Rows
   ) -> tuple[Message, Own, Report]:
-    omega = urk.draw_omega(feature_map, down.seed, rows.x)
+    omega = urk.draw_omega(feature_map, down.source, rows.x)
     local, losses = local_evidence_steps(
       feature_map,
       optimizer,
@@ -238,9 +242,10 @@ def _evidence(config: ml_collections.ConfigDict) -> dict[str, Any]:
   }
 
 
-def _build(
+def narrow_from_config(
   config: ml_collections.ConfigDict, aggregator: Aggregator, **scales: Any
 ) -> FederatedAlgorithm:
+  """Builds the method with a last layer of the trained draws."""
   return fedbnr(
     kernels.from_config(config),
     adam(config.learning_rate),
@@ -248,4 +253,28 @@ def _build(
     num_local_steps=config.num_local_steps,
     **common_settings(config),
     **scales,
+  )
+
+
+def _build(
+  config: ml_collections.ConfigDict, aggregator: Aggregator, **scales: Any
+) -> FederatedAlgorithm:
+  algorithm = narrow_from_config(config, aggregator, **scales)
+  wide = kernels.wide_from_config(config)
+  if wide is None:
+    return algorithm
+  if scales.get("feedback"):
+    raise InputError(
+      "config.evidence.feedback and config.posterior_samples do not go together: the "
+      "kernel's own σ and λ are of other draws."
+    )
+  return widened(
+    algorithm,
+    (Stage(algorithm.stages[0].exchanges[:1]),),  # Phase 1.
+    wide,
+    scales=scales.get("scales", last_layer.trained_scales),
+    noise="varying" if scales.get("varying_noise") else "constant",
+    with_noise=config.with_noise,
+    initial_noise_std=config.initial_noise_std,
+    initial_prior_std=config.initial_prior_std,
   )

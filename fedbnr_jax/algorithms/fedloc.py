@@ -95,8 +95,10 @@ def fedloc(
     lengths = jnp.full(rows.x.shape[1:] if ard else (), initial_length_scale, dtype)
     return fitc.kernel_params(lengths, 1.0, initial_noise_std, dtype)
 
-  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
-    del key, num_clients
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
+  ) -> ServerState:
+    del key, num_clients, inputs
     zero = jnp.zeros((), jnp.int32)
     return ServerState(
       num_rounds=zero,
@@ -106,9 +108,13 @@ def fedloc(
     )
 
   def init_client(
-    key: chex.PRNGKey, number: jax.Array, num_clients: int, rows: Rows
+    key: chex.PRNGKey,
+    number: jax.Array,
+    num_clients: int,
+    rows: Rows,
+    inputs: Any = (),
   ) -> Expert:
-    del num_clients
+    del num_clients, inputs
     params = scales_at_start(rows)
     # All rows are enough: more would only repeat some.
     num_own = min(num_inducing, rows.x.shape[0])

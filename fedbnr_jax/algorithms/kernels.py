@@ -1,21 +1,65 @@
 """The kernel that a config names, built from the fields that its builder asks for."""
 
 import inspect
+from typing import Any
 
 import ml_collections
 
 from fedbnr_jax.gp import urk
-from fedbnr_jax.names import require_choice
+
+# The method whose kernel and draws are in a group of their own, `config.sparse`.
+SPARSE = "fedbnr-ard"
 
 
-def from_config(config: ml_collections.ConfigDict) -> urk.FeatureMap:
-  """Builds `config.kernel`.
+def _fields(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Collects the config's fields, as the method reads those of its kernel."""
+  own = config.sparse if config.method == SPARSE else {}
+  return {**config, **own}
 
-  Its arguments are the config's fields of the same name, and those of the group that is
-  named like the kernel, such as `config.polynomial.degree`.
+
+def from_config(
+  config: ml_collections.ConfigDict, num_samples: int | None = None
+) -> urk.FeatureMap:
+  """Builds the kernel as it is trained.
+
+  The arguments of each part are the config's fields of the same name, and those of the
+  part's own group, such as `config.polynomial.degree`, or `config.ard.basis` of the
+  stationary kernels.
+
+  Args:
+    config: Of a run.
+    num_samples: S, if not that of the config.
   """
-  require_choice("config.kernel", config.kernel, urk.KERNELS)
-  builder = urk.KERNELS[config.kernel]
-  names = inspect.signature(builder).parameters
-  options = {name: config[name] for name in names if name in config}
-  return builder(**options, **config.get(config.kernel, {}))
+  fields = _fields(config)
+
+  def options(part: str) -> dict[str, Any]:
+    given = {**fields, **config.get(group(part), {})}
+    if config.method == SPARSE:
+      given["basis"] = config.sparse.basis
+    return given if num_samples is None else given | {"num_samples": num_samples}
+
+  return urk.build(fields["kernel"], options)
+
+
+def wide_from_config(config: ml_collections.ConfigDict) -> urk.FeatureMap | None:
+  """Builds the kernel of the last layer, if that has draws of its own, else None."""
+  wanted = _fields(config)["posterior_samples"]
+  return from_config(config, wanted) if wanted else None
+
+
+def of_last_layer(config: ml_collections.ConfigDict) -> urk.FeatureMap:
+  """Builds the kernel whose features the last layer has."""
+  return wide_from_config(config) or from_config(config)
+
+
+def group(part: str) -> str:
+  """Names the config's group of options for a part of a kernel; there may be none."""
+  return "ard" if part in urk.SPECTRA else part
+
+
+def field_names(config: ml_collections.ConfigDict) -> list[str]:
+  """Names the fields and groups of the config that its kernel is built from."""
+  names: list[str] = ["posterior_samples", "sparse"]
+  for part in urk.parts(_fields(config)["kernel"]):
+    names += [*inspect.signature(urk.KERNELS[part]).parameters, group(part)]
+  return [name for name in dict.fromkeys(names) if name in config]

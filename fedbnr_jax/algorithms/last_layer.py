@@ -56,12 +56,15 @@ def initial_state(
 ) -> InitServer:
   """Makes `init_server` of a method: a random kernel and the prior."""
 
-  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
+  ) -> ServerState:
     del num_clients
     dtype = rows.x.dtype
-    start = feature_map.init(key, rows.x)
+    inputs = inputs if feature_map.needs_inputs else ()
+    start = feature_map.init(key, rows.x, inputs)
     params = model_params(start.theta, initial_noise_std, initial_prior_std, dtype)
-    stats = blr.empty_stats(urk.num_features(feature_map, rows.x))
+    stats = blr.empty_stats(urk.num_features(feature_map, rows.x, inputs))
     wide = stats.gram.dtype
     prior = blr.posterior(
       stats, params.noise_std.astype(wide), params.prior_std.astype(wide)
@@ -78,11 +81,17 @@ def initial_state(
       params=params,
       omega=start.omega,
       seed=jax.random.key_data(key),
+      inputs=inputs,
       stats=stats,
       posterior=prior,
     )
 
   return init_server
+
+
+def source_of(state: ServerState) -> urk.Source:
+  """Returns what a client needs to draw the server's ω."""
+  return urk.Source(state.seed, state.inputs)
 
 
 # --------------------------------------------------------------------- statistics
@@ -91,7 +100,7 @@ def initial_state(
 class KernelMessage(NamedTuple):
   """Down: the kernel under which statistics are wanted."""
 
-  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  source: urk.Source  # From which ω is drawn.
   theta: Any
 
 
@@ -103,10 +112,26 @@ class StatisticsMessage(struct.PyTreeNode):
   energy: jax.Array  # [] yᵀy.
   count: jax.Array  # [] rows.
   num_clients: jax.Array  # [] int32, one.
+  missing: Any = ()  # [] what the features lose of the kernel's variance, if asked for.
+
+
+def missing_variance(
+  feature_map: urk.FeatureMap, theta: Any, omega: Any, rows: Rows
+) -> jax.Array:
+  """Sums over a client's rows what features lose of the kernel's variance []."""
+  if feature_map.missing is None:
+    return jnp.zeros((), blr.statistics_dtype())
+  lost = feature_map.missing(urk.FeatureParams(omega, theta), rows.x)
+  return jnp.sum(jnp.where(rows.mask, lost, 0.0)).astype(blr.statistics_dtype())
 
 
 def statistics_message(
-  feature_map: urk.FeatureMap, theta: Any, omega: Any, rows: Rows
+  feature_map: urk.FeatureMap,
+  theta: Any,
+  omega: Any,
+  rows: Rows,
+  *,
+  with_missing: bool = False,
 ) -> StatisticsMessage:
   """Sums a client's rows under a kernel."""
   features = features_of(feature_map, theta, omega, rows.x)
@@ -117,6 +142,7 @@ def statistics_message(
     stats.energy,
     stats.count,
     jnp.ones((), jnp.int32),
+    missing_variance(feature_map, theta, omega, rows) if with_missing else (),
   )
 
 
@@ -133,6 +159,7 @@ def condition(
   everybody: bool,
   scales: Scales = trained_scales,
   feedback: bool = False,
+  with_missing: bool = False,
 ) -> Exchange:
   """Makes phase 2: the kernel down, statistics up, one posterior.
 
@@ -141,17 +168,22 @@ def condition(
     everybody: Whether clients that do not train in the round send statistics too.
     scales: How σ and λ of the posterior are found.
     feedback: Whether the kernel's training goes on from these σ and λ.
+    with_missing: Whether clients also send how much of the kernel's variance its
+      features lose.
   """
 
   def broadcast(state: ServerState, server_set: ServerSet | None) -> KernelMessage:
     del server_set
-    return KernelMessage(state.seed, state.params.theta)
+    return KernelMessage(source_of(state), state.params.theta)
 
   def client(
     down: KernelMessage, own: Own, rows: Rows
   ) -> tuple[StatisticsMessage, Own, Report]:
-    omega = urk.draw_omega(feature_map, down.seed, rows.x)
-    return statistics_message(feature_map, down.theta, omega, rows), own, {}
+    omega = urk.draw_omega(feature_map, down.source, rows.x)
+    message = statistics_message(
+      feature_map, down.theta, omega, rows, with_missing=with_missing
+    )
+    return message, own, {}
 
   def server(
     state: ServerState, server_set: ServerSet | None, total: StatisticsMessage
@@ -185,7 +217,7 @@ def condition(
 class ResidualMessage(NamedTuple):
   """Down: what a client needs to compute its residuals."""
 
-  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  source: urk.Source  # From which ω is drawn.
   theta: Any
   fitted: blr.MeanAndNoise
 
@@ -202,12 +234,12 @@ def learn_noise(
   def first_down(state: ServerState, server_set: ServerSet | None) -> ResidualMessage:
     del server_set
     fitted = blr.MeanAndNoise(state.posterior.mean, state.posterior.noise_std)
-    return ResidualMessage(state.seed, state.params.theta, fitted)
+    return ResidualMessage(source_of(state), state.params.theta, fitted)
 
   def second_down(state: ServerState, server_set: ServerSet | None) -> ResidualMessage:
     del server_set
     fitted = blr.mean_and_noise(state.posterior)
-    return ResidualMessage(state.seed, state.params.theta, fitted)
+    return ResidualMessage(source_of(state), state.params.theta, fitted)
 
   def summing(summary: Any) -> Any:
     """Makes the client's side from a function that sums over its residuals."""
@@ -215,7 +247,7 @@ def learn_noise(
     def client(
       down: ResidualMessage, own: Own, rows: Rows
     ) -> tuple[Message, Own, Report]:
-      omega = urk.draw_omega(feature_map, down.seed, rows.x)
+      omega = urk.draw_omega(feature_map, down.source, rows.x)
       features = features_of(feature_map, down.theta, omega, rows.x)
       return summary(features, rows.y, down.fitted, rows.mask), own, {}
 

@@ -73,9 +73,13 @@ def local_kernels(
   start = last_layer.initial_state(feature_map, initial_noise_std, initial_prior_std)
 
   def init_client(
-    key: chex.PRNGKey, number: jax.Array, num_clients: int, rows: Rows
+    key: chex.PRNGKey,
+    number: jax.Array,
+    num_clients: int,
+    rows: Rows,
+    inputs: Any = (),
   ) -> OwnModel:
-    state = start(key, num_clients, rows)
+    state = start(key, num_clients, rows, inputs)
     if global_layer:
       return OwnModel(
         params=state.params, seat=jnp.arange(num_clients, dtype=number.dtype) == number
@@ -141,12 +145,12 @@ def _learn_own_kernel(
   With `sends` the server then holds all kernels; otherwise they stay where they are.
   """
 
-  def broadcast(state: ServerState, server_set: ServerSet | None) -> jax.Array:
+  def broadcast(state: ServerState, server_set: ServerSet | None) -> urk.Source:
     del server_set
-    return state.seed
+    return last_layer.source_of(state)
 
   def client(
-    down: jax.Array, own: OwnModel, rows: Rows
+    down: urk.Source, own: OwnModel, rows: Rows
   ) -> tuple[Message, OwnModel, Report]:
     omega = urk.draw_omega(feature_map, down, rows.x)
     params, losses = fedbnr.local_evidence_steps(
@@ -198,12 +202,15 @@ def _statistics_of_all(feature_map: urk.FeatureMap) -> Exchange:
 
   def broadcast(state: ServerState, server_set: ServerSet | None) -> Any:
     del server_set
-    return last_layer.KernelMessage(state.seed, state.params.theta)  # All K kernels.
+    return last_layer.KernelMessage(
+      last_layer.source_of(state),
+      state.params.theta,  # All K kernels.
+    )
 
   def client(
     down: last_layer.KernelMessage, own: OwnModel, rows: Rows
   ) -> tuple[StatisticsMessage, OwnModel, Report]:
-    omega = urk.draw_omega(feature_map, down.seed, rows.x)
+    omega = urk.draw_omega(feature_map, down.source, rows.x)
     under_each = jax.lax.map(
       lambda theta: last_layer.statistics_message(feature_map, theta, omega, rows),
       down.theta,
@@ -227,8 +234,10 @@ def _statistics_of_all(feature_map: urk.FeatureMap) -> Exchange:
 def _all_models(start: InitServer) -> InitServer:
   """Starts a server that holds the model [K, ...] of every client."""
 
-  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
-    state = start(key, num_clients, rows)
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
+  ) -> ServerState:
+    state = start(key, num_clients, rows, inputs)
     params, posterior = jax.tree.map(
       lambda leaf: jnp.broadcast_to(leaf, (num_clients, *leaf.shape)),
       (state.params, state.posterior),

@@ -62,10 +62,14 @@ def local_layers(
   start = last_layer.initial_state(feature_map, initial_noise_std, initial_prior_std)
 
   def init_client(
-    key: chex.PRNGKey, number: jax.Array, num_clients: int, rows: Rows
+    key: chex.PRNGKey,
+    number: jax.Array,
+    num_clients: int,
+    rows: Rows,
+    inputs: Any = (),
   ) -> OwnModel:
     del number
-    return OwnModel(posterior=start(key, num_clients, rows).posterior)
+    return OwnModel(posterior=start(key, num_clients, rows, inputs).posterior)
 
   def predict(state: State, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     server = state.server
@@ -91,7 +95,7 @@ def local_layers(
 class LayerMessage(NamedTuple):
   """Down: the global kernel with σ and λ."""
 
-  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  source: urk.Source  # From which ω is drawn.
   params: Any  # ModelParams, or () where each client has its own.
 
 
@@ -100,13 +104,15 @@ def own_layers(feature_map: urk.FeatureMap, *, own_kernels: bool) -> Exchange:
 
   def broadcast(state: ServerState, server_set: ServerSet | None) -> LayerMessage:
     del server_set
-    return LayerMessage(state.seed, () if own_kernels else state.params)
+    return LayerMessage(
+      last_layer.source_of(state), () if own_kernels else state.params
+    )
 
   def client(
     down: LayerMessage, own: OwnModel, rows: Rows
   ) -> tuple[OwnModelMessage, OwnModel, Report]:
     params = own.params if own_kernels else down.params
-    omega = urk.draw_omega(feature_map, down.seed, rows.x)
+    omega = urk.draw_omega(feature_map, down.source, rows.x)
     features = features_of(feature_map, params.theta, omega, rows.x)
     stats = blr.sufficient_stats(features, rows.y, rows.mask)
     posterior, nll = conditioned(stats, params)
@@ -130,8 +136,10 @@ def conditioned(
 def without_layer(start: InitServer) -> InitServer:
   """Starts a server that has a kernel, or only its draws, and no last layer."""
 
-  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
-    state = start(key, num_clients, rows)
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
+  ) -> ServerState:
+    state = start(key, num_clients, rows, inputs)
     nll = jnp.zeros_like(state.posterior.noise_std)
     return state.replace(stats=(), posterior=(), client_nll=nll)
 

@@ -107,8 +107,10 @@ def pfedgp(
   check_everybody(participation)
   embed = partial(embedding, network, normalise=normalise)
 
-  def init_server(key: chex.PRNGKey, num_clients: int, rows: Rows) -> ServerState:
-    del num_clients
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
+  ) -> ServerState:
+    del num_clients, inputs
     dtype, zero = rows.x.dtype, jnp.zeros((), jnp.int32)
     key_network, key_inducing = jax.random.split(key)
     theta = network.init(key_network, rows.x)
@@ -124,10 +126,14 @@ def pfedgp(
     )
 
   def init_client(
-    key: chex.PRNGKey, number: jax.Array, num_clients: int, rows: Rows
+    key: chex.PRNGKey,
+    number: jax.Array,
+    num_clients: int,
+    rows: Rows,
+    inputs: Any = (),
   ) -> fitc.Sparse:
     del number
-    params = init_server(key, num_clients, rows).params
+    params = init_server(key, num_clients, rows, inputs).params
     nothing = jnp.zeros((1, latent_size), rows.x.dtype)
     nobody = jnp.zeros(1, bool)
     return fitc.fit(nothing, nothing[:, 0], params.inducing, params.scales, nobody)

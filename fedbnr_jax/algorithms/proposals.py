@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedbnr_jax.algorithms.safeguard import Descent
+from fedbnr_jax.algorithms import last_layer
+from fedbnr_jax.algorithms.safeguard import Descent, trace_weight
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.exchange import Exchange, Message, Own, Report
 from fedbnr_jax.federated.federation import Rows, ServerSet
@@ -25,26 +26,37 @@ from fedbnr_jax.gp.kernel_model import ModelParams, features_of
 class PosteriorMessage(NamedTuple):
   """Down: the kernel, and what of the posterior the bound of the evidence needs."""
 
-  seed: jax.Array  # [2] uint32, from which ω is drawn.
+  source: urk.Source  # From which ω is drawn.
   theta: Any
   fitted: blr.MeanAndNoise
   covariance: jax.Array  # [M(M + 1)/2] triangle of A⁻¹.
+  trace_weight: Any = ()  # [] λ²/2σ², where the trace term is part of the objective.
 
 
 def _posterior_message(state: ServerState) -> PosteriorMessage:
   fitted = blr.MeanAndNoise(state.posterior.mean, state.posterior.noise_std)
   covariance = blr.pack(state.optimizer.covariance)
-  return PosteriorMessage(state.seed, state.params.theta, fitted, covariance)
+  return PosteriorMessage(
+    last_layer.source_of(state),
+    state.params.theta,
+    fitted,
+    covariance,
+    () if isinstance(state.optimizer.missing, tuple) else trace_weight(state.posterior),
+  )
 
 
 def _bound(feature_map: urk.FeatureMap, down: PosteriorMessage, rows: Rows) -> Any:
   """Makes the function θ -> (bound [] in nats, squared residuals []) of a client."""
-  omega = urk.draw_omega(feature_map, down.seed, rows.x)
+  omega = urk.draw_omega(feature_map, down.source, rows.x)
   covariance = blr.unpack(down.covariance)
 
   def bound(theta: Any) -> tuple[jax.Array, jax.Array]:
     features = features_of(feature_map, theta, omega, rows.x)
-    return blr.majoriser(features, rows.y, down.fitted, covariance, rows.mask)
+    value, squares = blr.majoriser(features, rows.y, down.fitted, covariance, rows.mask)
+    if not isinstance(down.trace_weight, tuple):
+      missing = last_layer.missing_variance(feature_map, theta, omega, rows)
+      value += down.trace_weight * missing
+    return value, squares
 
   return bound
 
@@ -93,6 +105,9 @@ def follow_gradient(
     by_scales = blr.scale_gradient(
       state.stats, state.posterior, descent.covariance, total.squares
     )
+    if not isinstance(descent.missing, tuple):
+      twice = 2.0 * trace_weight(state.posterior) * descent.missing
+      by_scales = (by_scales[0] - twice, by_scales[1] + twice)
     gradient = jax.tree.map(
       lambda leaf, like: (leaf / state.stats.count.astype(leaf.dtype)).astype(
         like.dtype

@@ -25,6 +25,8 @@ class Descent(struct.PyTreeNode):
   """What the server remembers of its steps; `ServerState.optimizer` of this method."""
 
   covariance: jax.Array  # [M, M] A⁻¹ under the parameters.
+  # [] with the trace term, what the features of all rows lose of the kernel's variance.
+  missing: Any
   optimizer: Any  # State of the optimiser.
   # What steps that may be taken back need:
   kept: ModelParams  # The last parameters that were accepted.
@@ -34,10 +36,13 @@ class Descent(struct.PyTreeNode):
   failed: jax.Array  # [] bool, whether the last trial was taken back.
 
 
-def first_descent(state: ServerState, optimizer_state: Any) -> Descent:
+def first_descent(
+  state: ServerState, optimizer_state: Any, *, trace: bool = False
+) -> Descent:
   """Starts the memory of a server that has not stepped yet."""
   return Descent(
     covariance=blr.weight_covariance(state.posterior),
+    missing=jnp.zeros_like(state.posterior.noise_std) if trace else (),
     optimizer=optimizer_state,
     kept=state.params,
     value=jnp.zeros((), state.posterior.noise_std.dtype),
@@ -45,6 +50,11 @@ def first_descent(state: ServerState, optimizer_state: Any) -> Descent:
     step=jnp.ones((), state.params.log_noise_std.dtype),
     failed=jnp.zeros((), bool),
   )
+
+
+def trace_weight(posterior: blr.Posterior) -> jax.Array:
+  """Computes λ²/2σ² [], by which the trace term counts missing variance."""
+  return 0.5 * (posterior.prior_std / posterior.noise_std) ** 2
 
 
 def accept_or_return(
@@ -64,8 +74,11 @@ def accept_or_return(
     new = statistics.server(state, server_set, total)
     before = state.optimizer
     value = last_layer.train_nll(new)
+    if not isinstance(total.missing, tuple):
+      value += trace_weight(new.posterior) * total.missing / new.stats.count
     accepted = before.replace(
       covariance=blr.weight_covariance(new.posterior),
+      missing=total.missing,
       kept=new.params,
       value=value,
       step=jnp.minimum(1.0, _GROW * before.step).astype(before.step.dtype),

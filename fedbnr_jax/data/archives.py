@@ -15,6 +15,8 @@ from fedbnr_jax.errors import InputError
 
 _TIMEOUT_SECONDS = 60.0
 _DEEPEST_NESTING = 3
+# No table has 1 MB; a small archive can hold gigabytes of zeros.
+_MAX_BYTES = 64_000_000
 # zipfile raises these for a damaged, encrypted or oddly compressed archive.
 _ZIP_ERRORS = (
   zipfile.BadZipFile,
@@ -40,7 +42,7 @@ def find_file(folder: Path, names: Sequence[str]) -> tuple[str, bytes] | None:
     The place where the file was found, for messages, and its content; or None.
 
   Raises:
-    InputError: If a file or an archive on the way cannot be read.
+    InputError: If a file or an archive on the way cannot be read, or is too large.
   """
   wanted = {name.lower() for name in names}
   paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -49,9 +51,21 @@ def find_file(folder: Path, names: Sequence[str]) -> tuple[str, bytes] | None:
       return str(path), _read(path)
   for path in paths:
     if path.suffix.lower() == ".zip":
-      for where, content in _members(str(path), _read(path), wanted):
+      for where, content in _members(str(path), _read(path), wanted, _Budget()):
         return where, content
   return None
+
+
+def check_unpacked_size(where: str, archive: bytes) -> None:
+  """Raises InputError if a zip archive, such as a workbook, is large when unpacked.
+
+  Raises:
+    zipfile.BadZipFile: If it is no zip archive.
+  """
+  budget = _Budget()
+  with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+    for member in opened.infolist():
+      budget.spend(where, member.file_size)
 
 
 def download(url: str, target: Path) -> None:
@@ -69,7 +83,9 @@ def download(url: str, target: Path) -> None:
   try:
     target.parent.mkdir(parents=True, exist_ok=True)
     with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
-      content = response.read()
+      content = response.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+      raise InputError(f"what arrives has more than {_MAX_BYTES // 10**6} MB")
     # A network may answer with its login page instead of the archive.
     if not zipfile.is_zipfile(io.BytesIO(content)):
       raise InputError("what arrived is not a complete zip archive")
@@ -91,24 +107,46 @@ def download(url: str, target: Path) -> None:
 def _read(path: Path) -> bytes:
   """Reads a file, or raises an InputError with the reason."""
   try:
+    _Budget().spend(str(path), path.stat().st_size)
     return path.read_bytes()
   except OSError as error:
     raise InputError(f"{path} cannot be read ({error.strerror})") from error
 
 
+class _Budget:
+  """Counts the bytes that are still allowed to be read."""
+
+  def __init__(self) -> None:
+    self._left = _MAX_BYTES
+
+  def spend(self, where: str, size: int) -> None:
+    """Raises InputError if that many bytes are too many."""
+    self._left -= size
+    if self._left < 0:
+      raise InputError(
+        f"{where} holds more than {_MAX_BYTES // 10**6} MB, which no table does: "
+        "delete it and get it again"
+      )
+
+
 def _members(
-  where: str, archive: bytes, wanted: set[str], depth: int = 0
+  where: str, archive: bytes, wanted: set[str], budget: _Budget, depth: int = 0
 ) -> Iterator[tuple[str, bytes]]:
   """Yields place and content of the wanted files of an archive, nested ones too."""
   try:
     with zipfile.ZipFile(io.BytesIO(archive)) as opened:
-      for member in opened.namelist():
-        name = PurePosixPath(member).name.lower()
+      for member in opened.infolist():
+        name = PurePosixPath(member.filename).name.lower()
+        place = f"{where}/{member.filename}"
+        is_archive = name.endswith(".zip") and depth < _DEEPEST_NESTING
+        if name not in wanted and not is_archive:
+          continue
+        budget.spend(place, member.file_size)  # zipfile unpacks no more than that.
+        content = opened.read(member)
         if name in wanted:
-          yield f"{where}/{member}", opened.read(member)
-        elif name.endswith(".zip") and depth < _DEEPEST_NESTING:
-          inner = opened.read(member)
-          yield from _members(f"{where}/{member}", inner, wanted, depth + 1)
+          yield place, content
+        else:
+          yield from _members(place, content, wanted, budget, depth + 1)
   except _ZIP_ERRORS as error:
     raise InputError(
       f"{where} is not a usable zip archive ({_first_line(error)}): delete it and get "

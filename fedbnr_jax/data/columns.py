@@ -4,6 +4,7 @@ The check runs over the whole column at once. Single cells are inspected only if
 fails, to find the one to report.
 """
 
+import datetime
 import re
 from typing import Literal, NoReturn
 
@@ -12,6 +13,7 @@ import pandas as pd
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute  # type: ignore[import-untyped]
 
+from fedbnr_jax.data.lookalikes import looks_like
 from fedbnr_jax.data.reader import place
 from fedbnr_jax.errors import InputError
 
@@ -21,6 +23,12 @@ _NUMBER = re.compile(
   r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.I
 )
 _LONGEST_SHOWN = 40
+# What to do with text that is not a label, though it is not a plain number either.
+_REMEDIES = {
+  "number": "write numbers with digits and a decimal point only",
+  "date": "derive numbers from it (for example days since the start), or leave the "
+  "column out",
+}
 
 
 def parse_column(
@@ -33,8 +41,8 @@ def parse_column(
     name: The name of the column.
     kind: The kind that the column must have; None to infer it from the cells. A
       column with at least one number is then numeric, and every other cell of it is an
-      error. A column of truth values (not of the words True and False) counts as
-      0 and 1.
+      error; so is a column most of whose cells look like numbers or dates to a person.
+      A column of truth values (not of the words True and False) counts as 0 and 1.
 
   Returns:
     `[N]` finite float64 numbers, or `[N]` objects, which are non-empty Python strings.
@@ -43,9 +51,9 @@ def parse_column(
     InputError: At the first cell that does not fit, with its row and column.
   """
   series = frame[name]
-  _refuse_dates(frame, name)
   if kind == "categorical":
     return _labels(frame, name)
+  _refuse_dates(frame, name, kind)
   if kind is None and isinstance(series.dtype, pd.CategoricalDtype):
     return _labels(frame, name)
   if pd.api.types.is_complex_dtype(series):
@@ -60,6 +68,7 @@ def parse_column(
     if not words:
       values = np.array([float(word) for word in texts.to_pylist()])
     elif kind is None and len(words) == len(texts.unique()):
+      _refuse_lookalikes(frame, name, texts)
       return _labels(frame, name)
     else:
       _refuse_words(frame, name, texts, words, kind)
@@ -88,6 +97,8 @@ def _text(cell: object) -> str:
   # A category must read the same from 3 in a text file and from 3.0 in a typed one.
   if isinstance(cell, (float, np.floating)):
     return str(int(cell)) if float(cell).is_integer() else repr(float(cell))
+  if isinstance(cell, datetime.datetime) and cell.timetz() == datetime.time():
+    return cell.date().isoformat()  # As pandas writes it to a text file.
   return str(cell)
 
 
@@ -124,26 +135,57 @@ def _refuse_words(
   kind: Kind | None,
 ) -> NoReturn:
   """Raises at the first cell of a numeric column that is one of `words`."""
-  bad = pyarrow.compute.is_in(texts, pa.array(words, texts.type))
-  row = pyarrow.compute.index(bad, True).as_py()
-  cell = texts[row].as_py()
+  row, cell = _first_of(texts, words)
   shown = f"{_shown(cell)} is not a number" if cell else "the cell is empty"
+  taken_for = looks_like(cell)
+  remedy = _REMEDIES[taken_for] if taken_for else "correct it or drop that row"
   hint = "" if kind or not cell else ", or name the column in `categorical`"
+  raise InputError(f"{place(frame, row)}, column {name!r}: {shown}: {remedy}{hint}")
+
+
+def _refuse_lookalikes(
+  frame: pd.DataFrame, name: str, texts: pa.LargeStringArray
+) -> None:
+  """Raises if most cells of a column look like numbers or dates, at the first of them.
+
+  Empty cells do not count, and a few words among them, such as `unknown`, do not help.
+  """
+  counts = {item["values"]: item["counts"] for item in texts.value_counts().to_pylist()}
+  counts.pop("", None)
+  taken_for = {word: looks_like(word) for word in counts}
+  alike = [word for word, guess in taken_for.items() if guess]
+  if 2 * sum(counts[word] for word in alike) <= sum(counts.values()):
+    return
+  row, cell = _first_of(texts, alike)
+  guess = taken_for[cell]
+  assert guess is not None
   raise InputError(
-    f"{place(frame, row)}, column {name!r}: {shown}: correct it or drop that row{hint}"
+    f"{place(frame, row)}, column {name!r}: {_shown(cell)} looks like a {guess} but is "
+    f"text: {_REMEDIES[guess]}; or name the column in `categorical`, if its cells are "
+    "labels"
   )
 
 
-def _refuse_dates(frame: pd.DataFrame, name: str) -> None:
+def _first_of(texts: pa.LargeStringArray, words: list[str]) -> tuple[int, str]:
+  """Returns position and text of the first cell that is one of `words`."""
+  found = pyarrow.compute.is_in(texts, pa.array(words, texts.type))
+  row = pyarrow.compute.index(found, True).as_py()
+  return row, texts[row].as_py()
+
+
+def _refuse_dates(frame: pd.DataFrame, name: str, kind: Kind | None) -> None:
   """Raises if a column holds dates, times, periods or intervals."""
   series = frame[name]
   guess: str = series.dtype.kind
   if guess == "O" and not isinstance(series.dtype, pd.StringDtype):
     guess = pd.api.types.infer_dtype(series, skipna=True)
   if guess in "mM" or guess.startswith(("date", "time", "period", "interval")):
+    row = int(np.argmin(series.isna()))
+    cell = "" if series.isna().all() else _text(series.iloc[row])
+    hint = "" if kind else ", or name it in `categorical`"
     raise InputError(
-      f"column {name!r} holds dates or times: derive numbers from it (for example "
-      "hours since the start) or leave it out"
+      f"{place(frame, row)}, column {name!r} holds dates or times "
+      f"({_shown(cell)}): {_REMEDIES['date']}{hint}"
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedbnr_jax.data.bounds import Bounds
 from fedbnr_jax.data.columns import parse_column
 from fedbnr_jax.data.dataset import Dataset
 from fedbnr_jax.data.reader import read_table
@@ -21,6 +22,11 @@ from fedbnr_jax.names import listing, suggestion
 
 __all__ = ["load_table", "parse_features", "read_table"]
 
+# The columns that predictions add to a table, and so no column of a training may have.
+RESERVED = (
+  *("mean", "std", "lower95", "upper95", "outside"),
+  *("lower95_conformal", "upper95_conformal"),
+)
 # Each category becomes an input. A column with more than this many is more likely an
 # identifier or a date.
 _MANY_CATEGORIES = 100
@@ -34,11 +40,13 @@ def load_table(
   features: Sequence[str] | None = None,
   categorical: Sequence[str] = (),
   name: str | None = None,
+  bounds: Bounds | None = None,
 ) -> Dataset:
   """Loads features, target and owners of the rows from a table.
 
-  A column with at least one number in it is numeric; one with none is categorical.
-  Columns of truth values in a typed table count as the numbers 0 and 1.
+  A column with at least one number in it is numeric; one with none is categorical,
+  unless its cells look like numbers or dates, which is an error. Columns of truth
+  values in a typed table count as the numbers 0 and 1.
 
   Args:
     path_or_frame: A file that `read_table` reads, or a frame.
@@ -46,14 +54,17 @@ def load_table(
     client: The column that names the owner of each row, if there is one. It is not a
       feature.
     features: The columns to predict from; None for all that have no other role.
-    categorical: Features to treat as categories although they look numeric.
+    categorical: Features to treat as categories although they look like numbers or
+      dates.
     name: Name of the dataset; None for the name of the file, or "the table".
+    bounds: Features of which it has levels are categories too.
 
   Returns:
     The dataset of N rows, neither split nor encoded.
 
   Raises:
-    InputError: If a column does not exist, or a cell is empty or of the wrong kind.
+    InputError: If a column does not exist or has a reserved name, or a cell is empty
+      or of the wrong kind.
   """
   if isinstance(path_or_frame, pd.DataFrame):
     frame = path_or_frame
@@ -64,19 +75,22 @@ def load_table(
   columns = [str(column) for column in frame.columns]
   _check_roles(source, columns, target, client)
   inputs = _inputs(source, columns, target, client or None, features)
+  _check_reserved(source, inputs, client)
   _check_categorical(source, columns, inputs, categorical)
   targets = parse_column(frame, target, "numeric")
+  labels = {*categorical, *(bounds.levels if bounds else ())}
   parsed = {
-    column: parse_column(
-      frame, column, "categorical" if column in categorical else None
-    )
+    column: parse_column(frame, column, "categorical" if column in labels else None)
     for column in inputs
   }
   _warn_of_identifiers(parsed)
   owners = parse_clients(frame, client) if client else None
+  table = _frame(parsed)
+  if "source" in frame.attrs and frame.index.equals(table.index):
+    table.attrs["source"] = source  # So that a message can name a row's line.
   return Dataset(
     name=name or Path(source).stem,
-    features=_frame(parsed),
+    features=table,
     targets=targets,
     target_name=target,
     clients=owners,
@@ -242,6 +256,17 @@ def _inputs(
       "predict from"
     )
   return inputs
+
+
+def _check_reserved(source: str, inputs: Sequence[str], client: str | None) -> None:
+  """Raises if a feature or the client has the name of a column of predictions."""
+  for role, names in (("feature", inputs), ("client", [client])):
+    for column in names:
+      if column in RESERVED:
+        raise InputError(
+          f"{source}: the {role} {column!r} has the name of a column that predictions "
+          f"are written to: rename it to other than {listing(RESERVED)}"
+        )
 
 
 def _check_categorical(

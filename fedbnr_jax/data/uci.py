@@ -198,12 +198,15 @@ def _text_rows(
 def _workbook_rows(where: str, content: bytes) -> list[tuple[int, list[str]]]:
   """Returns the numbered rows of the first sheet of a workbook."""
   try:
+    archives.check_unpacked_size(where, content)
     # openpyxl warns of styles that it does not know; only the numbers matter here.
     with warnings.catch_warnings():
       warnings.simplefilter("ignore")
       book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=True)
       rows = list(book.worksheets[0].iter_rows(values_only=True))
       book.close()
+  except InputError:
+    raise
   except (zipfile.BadZipFile, KeyError, ValueError, OSError, IndexError) as error:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise InputError(f"{where} is not a workbook ({reason}): get it again") from error

@@ -21,12 +21,13 @@ from fedbnr_jax.federated.state import RoundInfo, ServerState, State
 class InitServer(Protocol):
   """A function that makes the server's state before the first round.
 
-  It may look at the shape and type of one client's rows and at nothing else, so that
-  one seed starts one kernel, whoever holds which rows.
+  It may look at the shape and type of one client's rows, at what is publicly known of
+  the inputs (`Federation.inputs`), and at nothing else, so that one seed starts one
+  kernel, whoever holds which rows.
   """
 
   def __call__(
-    self, key: chex.PRNGKey, num_clients: int, rows: Rows
+    self, key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: Any = ()
   ) -> ServerState: ...
 
 
@@ -37,7 +38,12 @@ class InitClient(Protocol):
   """
 
   def __call__(
-    self, key: chex.PRNGKey, number: jax.Array, num_clients: int, rows: Rows
+    self,
+    key: chex.PRNGKey,
+    number: jax.Array,
+    num_clients: int,
+    rows: Rows,
+    inputs: Any = (),
   ) -> Own: ...
 
 
@@ -57,10 +63,14 @@ def own_of_client(state: State, index: int) -> State:
 
 
 def keep_nothing(
-  key: chex.PRNGKey, number: jax.Array, num_clients: int, rows: Rows
+  key: chex.PRNGKey,
+  number: jax.Array,
+  num_clients: int,
+  rows: Rows,
+  inputs: Any = (),
 ) -> Own:
   """Starts a client of a method in which clients keep nothing."""
-  del key, number, num_clients, rows
+  del key, number, num_clients, rows, inputs
   return ()
 
 
@@ -120,10 +130,12 @@ class FederatedAlgorithm:
     num_clients = federation.num_clients
     rows = jax.tree.map(lambda leaf: leaf[:num_clients], federation.clients)
     one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), rows)
-    server = self.init_server(key, num_clients, one)
+    server = self.init_server(key, num_clients, one, federation.inputs)
     numbers = jnp.arange(num_clients)
     own = jax.vmap(
-      lambda number, rows: self.init_client(key, number, num_clients, rows)
+      lambda number, rows: self.init_client(
+        key, number, num_clients, rows, federation.inputs
+      )
     )(numbers, rows)
     return self.placement.replicated(State(server, own))
 

@@ -36,6 +36,9 @@ class Federation(struct.PyTreeNode):
 
   clients: Rows  # [K, N, ...]
   server: ServerSet | None = None
+  # What is publicly known of the inputs, from sums over all clients: an
+  # `urk.InputSummary`, for kernels whose draws resemble them; else ().
+  inputs: Any = ()
   # Empty clients at the end of the axis K, which give every device as many.
   num_padding: int = struct.field(pytree_node=False, default=0)
 

@@ -123,6 +123,7 @@ def put_federation(federation: Federation, mesh: Mesh | None) -> Federation:
   return Federation(
     clients=share(pad_clients(clients, padded), mesh),
     server=replicate(federation.server, mesh),
+    inputs=replicate(federation.inputs, mesh),
     num_padding=federation.num_padding + padded - num_clients,
   )
 

@@ -14,6 +14,8 @@ class ServerState(struct.PyTreeNode):
   params: Any  # What is trained; for kernel methods ModelParams: θ, σ and λ.
   omega: Any = ()  # [S, ...] random draws of the kernel; constants.
   seed: Any = ()  # [2] uint32, what ω was drawn from; sent in place of ω.
+  # What is publicly known of the inputs, an `urk.InputSummary`, if draws depend on it.
+  inputs: Any = ()
   stats: Any = ()  # SufficientStats under `params`, summed over clients.
   posterior: Any = ()  # Posterior of the last layer; before the first round, the prior.
   # [] mean over clients of their negative log evidence per row, for methods with a

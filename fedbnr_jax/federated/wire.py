@@ -44,6 +44,7 @@ class Site:
     number: int,
     num_clients: int,
     rows: Rows,
+    inputs: Any = (),
     transform: Callable[..., Any] = jax.jit,
   ) -> None:
     """Starts a client.
@@ -54,16 +55,19 @@ class Site:
       number: The client's place among all.
       num_clients: K.
       rows: [N, ...] the client's own rows.
+      inputs: What is publicly known of the inputs; see `Federation.inputs`.
       transform: Applied to client functions, such as `jax.jit`.
     """
     self.report: Report = {}  # The site's own diagnostics of the last exchange.
     self._rows = zero_padding(rows)
     start = transform(
-      lambda rows: algorithm.init_client(key, jnp.asarray(number), num_clients, rows)
+      lambda rows: algorithm.init_client(
+        key, jnp.asarray(number), num_clients, rows, inputs
+      )
     )
     self._own = start(self._rows)
     self._like = [
-      down_like(algorithm, exchange, num_clients, self._rows)
+      down_like(algorithm, exchange, num_clients, self._rows, inputs)
       for exchange in algorithm.exchanges
     ]
     self._clients = [transform(exchange.client) for exchange in algorithm.exchanges]
@@ -87,13 +91,14 @@ class OverBytes:
   num_inputs: int
   dtype: Any
   ask: Ask
+  inputs: Any = ()
   traced: bool = False
 
   def __call__(
     self, exchange: Exchange, down: Message, own: Own, members: jax.Array | None
   ) -> Collected:
     rows = empty_rows(self.num_inputs, self.dtype)
-    kept = _own_like(self.algorithm, self.num_clients, rows)
+    kept = _own_like(self.algorithm, self.num_clients, rows, self.inputs)
     like, _, _ = jax.eval_shape(exchange.client, down, kept, rows)
     chosen = None if members is None else np.asarray(members)
     number = self.algorithm.exchanges.index(exchange)
@@ -111,20 +116,29 @@ def empty_rows(num_inputs: int, dtype: Any) -> Rows:
 
 
 def down_like(
-  algorithm: FederatedAlgorithm, exchange: Exchange, num_clients: int, rows: Rows
+  algorithm: FederatedAlgorithm,
+  exchange: Exchange,
+  num_clients: int,
+  rows: Rows,
+  inputs: Any = (),
 ) -> Message:
   """Finds the tree of an exchange's down message without any server."""
   # The number of the server's rows is the server's to know; the tree is the same.
   server_set = ServerSet(rows.x, rows.y)
   state = jax.eval_shape(
-    lambda rows: algorithm.init_server(jax.random.key(0), num_clients, rows), rows
+    lambda rows: algorithm.init_server(jax.random.key(0), num_clients, rows, inputs),
+    rows,
   )
   return jax.eval_shape(exchange.broadcast, state, server_set)
 
 
-def _own_like(algorithm: FederatedAlgorithm, num_clients: int, rows: Rows) -> Own:
+def _own_like(
+  algorithm: FederatedAlgorithm, num_clients: int, rows: Rows, inputs: Any
+) -> Own:
   number = jnp.zeros((), jnp.int32)
   return jax.eval_shape(
-    lambda rows: algorithm.init_client(jax.random.key(0), number, num_clients, rows),
+    lambda rows: algorithm.init_client(
+      jax.random.key(0), number, num_clients, rows, inputs
+    ),
     rows,
   )

@@ -85,7 +85,9 @@ def summary_text(summary: dict[str, Any]) -> str:
     f"test RMSE {summary['test_rmse']:.4g} (lowest of all rounds "
     f"{summary['min_test_rmse']:.4g}), ECE {summary['test_ece']:.3f}, "
     f"NLL {summary['test_nll']:.4g}, 95 % interval covers "
-    f"{summary['test_coverage95']:.1%}"
+    f"{summary['test_coverage95']:.1%} of {summary['test_rows']} test rows, so "
+    f"probably {summary['test_coverage95_low']:.1%} to "
+    f"{summary['test_coverage95_high']:.1%} of all"
   )
 
 

@@ -45,8 +45,11 @@ def base() -> ml_collections.ConfigDict:
   config.num_seeds = 1  # Trainings with seed, seed + 1, ... batched on the device.
   config.dtype = "float32"  # Type of the network; the linear algebra is float64.
 
-  config.kernel = "deep"  # Or "replicate", "polynomial", "exponential", a spectrum.
+  # "deep", "replicate", "polynomial", "exponential", "linear", a stationary kernel such
+  # as "gaussian" or "matern32", or a sum, such as "matern32+linear".
+  config.kernel = "deep"
   config.num_samples = 50  # S, draws of ω.
+  config.posterior_samples = 0  # Draws of the last layer; 0: as many as in training.
   config.hidden_size = 200  # s, width of the extractor.
   config.num_hidden_layers = 1
   config.latent_size = 5
@@ -59,6 +62,14 @@ def base() -> ml_collections.ConfigDict:
   config.replicate = ml_collections.ConfigDict()  # For kernel "replicate".
   config.replicate.policy = "multiply"  # Or "add".
   config.replicate.noise_scale = 0.5
+
+  config.ard = ml_collections.ConfigDict()  # For stationary kernels.
+  config.ard.length_scale = 1.0  # Initial, of every input, in units of √D.
+  # Features: "fourier", by random frequencies; "inducing", by inputs that are drawn
+  # from what sums over the clients say of theirs.
+  config.ard.basis = "fourier"
+  config.ard.isotropic = False  # One length-scale for all inputs.
+  config.ard.orthogonal = False  # Frequencies that are orthogonal in blocks.
 
   config.polynomial = ml_collections.ConfigDict()  # For kernel "polynomial".
   config.polynomial.degree = 2
@@ -112,11 +123,24 @@ def base() -> ml_collections.ConfigDict:
   # Noise of predictions: "varying" with the input, from sums; or "constant".
   config.evidence.noise = "varying"
 
+  # For fedbnr-ard, whose kernel, draws and steps are these.
+  config.sparse = ml_collections.ConfigDict()
+  config.sparse.kernel = "matern32+linear"
+  config.sparse.basis = "inducing"  # Or "fourier".
+  config.sparse.num_samples = 400  # Inducing inputs, or frequencies, in training.
+  config.sparse.posterior_samples = 1000  # Of the last layer; 0: the same.
+  config.sparse.num_steps = 10  # Of L-BFGS in a round.
+  # Whether the objective charges for the variance that inducing features lose.
+  config.sparse.trace = False
+  config.sparse.noise = "varying"  # As config.exact.noise.
+
   config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
   config.exact.optimizer = "adam"  # Or "lbfgs".
   # Local steps on the majoriser of the global evidence in each exchange; 0: none, the
   # server follows the exact gradient.
   config.exact.local_steps = 0
+  # Whether the objective charges for the variance that inducing features lose.
+  config.exact.trace = False
   config.exact.warm_start_rounds = 0  # Rounds of fedbnr before the first exact one.
   # Noise of predictions: "constant"; "varying", as above; or "held-out", which follows
   # residuals of validation rows, for kernels that learn their own rows by heart.
@@ -136,6 +160,10 @@ def base() -> ml_collections.ConfigDict:
   # seems. Where errors are reported in standard deviations, they never are.
   config.data.raw_target = False
   config.data.categorical = ""  # Table: comma-separated, even if they look numeric.
+  # What columns may hold, which a private release needs: a JSON file, or its text, such
+  # as {"age": [0, 120], "sex": ["f", "m"]}, the target included. They take the place of
+  # the training rows' means and deviations; values outside are clipped.
+  config.data.bounds = ""
 
   # Whether scored error bars are of the target, or, as in the paper's formula of a
   # Gaussian process, of the function.

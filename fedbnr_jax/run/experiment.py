@@ -10,20 +10,25 @@ import numpy as np
 from flax import struct
 
 from fedbnr_jax import algorithms
+from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.data import (
+  Bounds,
   Dataset,
   Preprocessor,
   Split,
   load_table,
   random_split,
+  read_bounds,
   synthetic,
   uci,
 )
+from fedbnr_jax.data.hazards import warn_of_hazards
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import federation as federation_lib
 from fedbnr_jax.federated import partition as partition_lib
 from fedbnr_jax.federated.federation import Federation, ServerSet
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import input_summary
 
 # Streams of randomness drawn from the one seed. What depends on the number of
 # clients has a stream of its own, so that the others do not.
@@ -56,7 +61,13 @@ class Experiment:
   @property
   def error_scale(self) -> float:
     """What a standardised error is multiplied by to be reported."""
-    return 1.0 if self.dataset.standardised_error else self.preprocessor.target_std
+    if not self.dataset.standardised_error:
+      return self.preprocessor.target_std
+    if self.preprocessor.target_bounds is None:
+      return 1.0
+    # Declared bounds have another deviation than the training targets.
+    training_std = np.std(self.dataset.targets[self.split.train])
+    return self.preprocessor.target_std / float(training_std)
 
   @property
   def stopping_score(self) -> str:
@@ -106,15 +117,13 @@ def build(
   if dataset is None:
     dataset = load_dataset(config)
   split = dataset.split or random_split(_rng(config, _SPLIT), dataset.num_rows)
-  preprocessor = Preprocessor.fit(
-    dataset.features.iloc[split.train],
-    dataset.targets[split.train],
-    dataset.target_name,
-  )
-  if config.data.raw_target and not dataset.standardised_error:
-    preprocessor = dataclasses.replace(preprocessor, target_mean=0.0, target_std=1.0)
+  preprocessor = _preprocessor(config, dataset, split)
+  warn_of_hazards(dataset.features, split.train, preprocessor)
   inputs = preprocessor.transform(dataset.features)
   targets = preprocessor.standardise(dataset.targets)
+  preprocessor.warn_of_clipped_targets(dataset.targets)
+  # Clipping what predictions are compared with would flatter them.
+  scored_targets = preprocessor.standardise(dataset.targets, clip=False)
   parts, names = _deal(config, dataset, split, inputs, targets)
   num_clients = len(parts)
   if method.pooled:
@@ -127,6 +136,10 @@ def build(
     dtype=config.dtype,
     on_host=True,  # Whoever trains puts them where they belong.
   )
+  if method.random_features and kernels.from_config(config).needs_inputs:
+    # Of all training rows at once: the same draws, whoever holds which rows.
+    summary = input_summary.summarise(inputs[split.train], preprocessor)
+    federation = federation.replace(inputs=summary)
   validation = split.validation
   if method.distils:
     server, validation = _server_rows(config, validation)
@@ -140,7 +153,8 @@ def build(
   def rows(indices: np.ndarray) -> EvaluationSet:
     dtype = jax.dtypes.canonicalize_dtype(jnp.float64)
     return EvaluationSet(
-      jnp.asarray(inputs[indices], config.dtype), jnp.asarray(targets[indices], dtype)
+      jnp.asarray(inputs[indices], config.dtype),
+      jnp.asarray(scored_targets[indices], dtype),
     )
 
   algorithm = method.build(config)
@@ -158,6 +172,44 @@ def build(
     test=rows(split.test),
     algorithm=algorithm,
   )
+
+
+def _preprocessor(
+  config: ml_collections.ConfigDict, dataset: Dataset, split: Split
+) -> Preprocessor:
+  """Standardisation by declared bounds if there are any, else by training rows."""
+  bounds = _bounds(config)
+  if bounds is not None:
+    made = Preprocessor.from_bounds(dataset.features, dataset.target_name, bounds)
+  else:
+    made = Preprocessor.fit(
+      dataset.features.iloc[split.train],
+      dataset.targets[split.train],
+      dataset.target_name,
+    )
+  if config.data.raw_target and not dataset.standardised_error:
+    made = dataclasses.replace(made, target_mean=0.0, target_std=1.0)
+  return made
+
+
+def _bounds(config: ml_collections.ConfigDict) -> Bounds | None:
+  """The bounds that a config declares; None also for a run of an older version."""
+  declared = config.data.get("bounds", "")
+  return read_bounds(declared) if declared else None
+
+
+def with_bounds_read(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Puts the content of a file of bounds in the place of its name.
+
+  So a run's folder says what it was trained with, and a file that has changed since is
+  noticed as any other change of a config is.
+  """
+  bounds = _bounds(config)
+  if bounds is None or config.data.bounds == bounds.text:
+    return config
+  own = ml_collections.ConfigDict(config.to_dict())
+  own.data.bounds = bounds.text
+  return own
 
 
 def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:
@@ -210,12 +262,14 @@ def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
     )
   if not data.path:
     raise InputError("config.data.path is empty: name a CSV or Parquet file.")
+  bounds = _bounds(config)
   return load_table(
     data.path,
     target=data.target,
     client=data.client or None,
     features=_columns(data.features) or None,
     categorical=_columns(data.categorical),
+    bounds=bounds,
   )
 
 

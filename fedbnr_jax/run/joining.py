@@ -4,16 +4,20 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import jax
 from jax.experimental import multihost_utils
 
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.run import meeting
+from fedbnr_jax.run import local_processes, meeting
 
 # At the end the others wait for the first process, which still has figures to draw.
 _SHUTDOWN_SECONDS = 3600
+# Seconds for the first sum of processes that are connected: it is compiled.
+_FIRST_SUM_SECONDS = 60.0
 
 
 def join(
@@ -47,18 +51,52 @@ def join(
       raise InputError("coordinator is of use with num_processes above 1 only.")
     return
   host, port = _address(coordinator or "")
-  meeting.meet(meeting.Place(host, port, wait_seconds), process_id, num_processes)
-  jax.distributed.initialize(
-    f"{host}:{port}",
-    num_processes,
-    process_id,
-    initialization_timeout=math.ceil(wait_seconds),
-    # The address at which they have met, rather than all that the machine has.
-    coordinator_bind_address=f"{host}:{port}",
-    shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-  )
-  with _quiet_stdout():
-    multihost_utils.sync_global_devices("joined")
+  place = meeting.Place(host, port, wait_seconds, local_processes.shared_word())
+  meeting.meet(place, process_id, num_processes)
+
+  def connect() -> None:
+    jax.distributed.initialize(
+      f"{host}:{port}",
+      num_processes,
+      process_id,
+      # JAX ends the process with a stack trace then, so we are to give up before it.
+      initialization_timeout=math.ceil(2 * wait_seconds),
+      # The address at which they have met, rather than all that the machine has.
+      coordinator_bind_address=f"{host}:{port}",
+      shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+    )
+
+  try:
+    with _quiet_stdout():
+      _within(wait_seconds, connect)
+      _within(
+        max(wait_seconds, _FIRST_SUM_SECONDS),
+        lambda: multihost_utils.sync_global_devices("joined"),
+      )
+  except TimeoutError as error:
+    raise InputError(
+      f"process {process_id} of {num_processes}: all came to {place}, but then one did "
+      "not connect in time: end what is left of earlier starts, and start all anew."
+    ) from error
+
+
+def _within(seconds: float, work: Callable[[], None]) -> None:
+  """Does the work in a thread, for JAX cannot be interrupted while it waits.
+
+  Raises:
+    TimeoutError: If it takes longer. The thread goes on; the caller has to end.
+  """
+  done: Future[None] = Future()
+
+  def run() -> None:
+    try:
+      work()
+      done.set_result(None)
+    except BaseException as error:
+      done.set_exception(error)
+
+  threading.Thread(target=run, daemon=True).start()
+  done.result(seconds)
 
 
 def _address(text: str) -> tuple[str, int]:

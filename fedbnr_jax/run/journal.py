@@ -14,6 +14,7 @@ from fedbnr_jax.federated.state import RoundInfo, State
 from fedbnr_jax.run import processes
 from fedbnr_jax.run import seal as seal_lib
 from fedbnr_jax.run.checkpoints import Checkpoints, Saved
+from fedbnr_jax.run.coverage import exact_range
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Scores
 from fedbnr_jax.run.records import Record, RunFolder
@@ -148,6 +149,8 @@ def finished(
 def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
   """The fields of `summary.json`."""
   unit = "std of target" if experiment.dataset.standardised_error else "target"
+  known = scores(history, experiment.stopping_score)
+  low, high = exact_range(known["test_coverage95"], len(experiment.test.y))
   return {
     "dataset": experiment.dataset.name,
     "method": experiment.config.method,
@@ -157,7 +160,9 @@ def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
     "validation_rows": len(experiment.validation.y),
     "test_rows": len(experiment.test.y),
     "rmse_unit": unit,
-    **scores(history, experiment.stopping_score),
+    **known,
+    "test_coverage95_low": low,
+    "test_coverage95_high": high,
   }
 
 

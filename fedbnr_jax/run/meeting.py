@@ -7,7 +7,8 @@ process instead, whatever its options are:
   the port is taken                 SIGSEGV in the first
   another count in a later process  nothing: it trains with the first's count
 So all meet here first, at the same address. Each says its number and count, and when
-all are there, or at the deadline, the first tells everyone to go on or why not.
+all are there, or at the deadline, the first tells everyone to go on or why not. Whoever
+does not say the word that processes on one machine share is a stranger.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ class Place(NamedTuple):
   host: str
   port: int
   wait_seconds: float
+  word: str = ""  # All say the same.
 
   def __str__(self) -> str:
     return f"{self.host}:{self.port}"
@@ -100,7 +102,7 @@ class _Host:
       # A stranger, such as a port scan, sends other lines, endless ones, or nothing.
       with contextlib.suppress(OSError, ValueError):
         introduction = _parsed(await reader.readline())
-        if _is_introduction(introduction):
+        if _is_introduction(introduction, self._place.word):
           self._admit(introduction["number"], introduction["count"], writer)
           await reader.read(1)  # Returns when the process hangs up.
     finally:
@@ -145,7 +147,7 @@ async def _visit(place: Place, number: int, count: int) -> str:
           place.host, place.port, limit=_MAX_LINE
         )
       with contextlib.closing(writer):
-        writer.write(_line({"number": number, "count": count}))
+        writer.write(_line({"number": number, "count": count, "word": place.word}))
         # The first answers, if only with a refusal, at its own deadline.
         async with asyncio.timeout(left + 5.0):
           answer = _parsed(await reader.readline())
@@ -159,9 +161,9 @@ async def _visit(place: Place, number: int, count: int) -> str:
   )
 
 
-def _is_introduction(content: Any) -> bool:
-  """Says whether this is what a process of a training sends."""
-  if not isinstance(content, dict):
+def _is_introduction(content: Any, word: str) -> bool:
+  """Says whether this is what a process of the training sends."""
+  if not isinstance(content, dict) or content.get("word", "") != word:
     return False
   number, count = content.get("number"), content.get("count")
   return type(number) is int and type(count) is int and 0 < number < count

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import ml_collections
@@ -154,7 +155,7 @@ class RunFolder:
         locks.enter_context(lock.alone_in(self.path, shared=True))
       locks.enter_context(lock.alone_in(target.path))
       self._require_room(target)
-      files = [p for p in self.path.rglob("*") if p.is_file() and not _is_passing(p)]
+      files = [path for path in _files(self.path) if path.is_file()]
       # The config first: what is copied in part is known as this run's. The summary
       # last: it is what marks a run as finished.
       order = {self._config: 0, self.finished: 2}
@@ -273,8 +274,16 @@ def _is_fresh(path: pathlib.Path) -> bool:
   return all(_is_passing(entry) for entry in path.iterdir())
 
 
+def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields all that is in a folder and its folders to stay."""
+  for path in folder.iterdir():
+    if not _is_passing(path):
+      yield path
+      yield from _files(path) if path.is_dir() else ()
+
+
 def _is_passing(path: pathlib.Path) -> bool:
-  """Whether a file is there for whoever writes the folder, and not part of the run."""
+  """Whether an entry is for whoever writes the folder, and no part of the run."""
   return path.suffix == PARTIAL or path.name == lock.NAME
 
 

@@ -49,6 +49,7 @@ class Schedule:
     self._idle = collections.deque(workers)
     self._num_deaths: collections.Counter[Run] = collections.Counter()
     self._num_failed_starts: collections.Counter[Worker] = collections.Counter()
+    self._num_rests: collections.Counter[Worker] = collections.Counter()
     self._job_of = job_of
     self._on_message = on_message
 
@@ -78,11 +79,23 @@ class Schedule:
     """
     futures = wait(self._running, seconds, FIRST_COMPLETED).done
     outcomes = [self._outcome(future) for future in futures]
+    self._tell_of_rests()
     return [outcome for outcome in outcomes if outcome is not None]
 
   def stop(self) -> None:
     """Ends all workers, those in the midst of a run too."""
     workers_lib.stop(self._workers)
+
+  def _tell_of_rests(self) -> None:
+    """Tells, once, of each worker that was stopped and still is at the second look."""
+    for run, worker in self._running.values():
+      pid = worker.stopped()
+      self._num_rests[worker] = self._num_rests[worker] + 1 if pid else 0
+      if self._num_rests[worker] == 2:
+        self._on_message(
+          f"{run.name}: a signal has stopped its worker: 'kill -CONT {pid}' lets it go "
+          f"on, 'kill -KILL {pid}' has it replaced"
+        )
 
   def _outcome(self, future: "Future[str | None]") -> tuple[Run, str | None] | None:
     run, worker = self._running.pop(future)

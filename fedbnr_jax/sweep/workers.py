@@ -18,6 +18,7 @@ from multiprocessing.process import BaseProcess
 
 from fedbnr_jax.files import TEXT
 from fedbnr_jax.run import cores
+from fedbnr_jax.run.local_processes import is_stopped
 from fedbnr_jax.sweep import jobs
 from fedbnr_jax.sweep.jobs import Job, Train
 
@@ -82,6 +83,11 @@ class Worker:
       if started:
         raise WorkerDiedError(fate) from error
       raise WorkerStartError(f"{fate}: {self._last_line()}; see {self._log}") from error
+
+  def stopped(self) -> int | None:
+    """Returns the process's number if a signal, such as SIGSTOP, has stopped it."""
+    pid = self._process.pid if self._process is not None else None
+    return pid if pid is not None and is_stopped(pid) else None
 
   def terminate(self) -> None:
     """Asks the process to end, even in the midst of a run; does not wait."""

@@ -1,0 +1,98 @@
+"""A last layer of more draws than the kernel was trained with.
+
+A kernel is defined for any number of draws of ω: training takes few of them, because
+every step pays for each, and the posterior takes many, because it pays once. What is
+trained lives in a server state of its own, inside the one whose last layer predicts.
+"""
+
+import dataclasses
+
+import chex
+
+from fedbnr_jax.algorithms import last_layer
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
+from fedbnr_jax.federated.exchange import Exchange, Message, Stage
+from fedbnr_jax.federated.federation import Rows, ServerSet
+from fedbnr_jax.federated.state import ServerState
+from fedbnr_jax.gp import urk
+
+
+def widened(
+  trained: FederatedAlgorithm,
+  stages: tuple[Stage, ...],
+  feature_map: urk.FeatureMap,
+  *,
+  scales: last_layer.Scales,
+  noise: str = "constant",
+  with_noise: bool = True,
+  initial_noise_std: float = 0.5,
+  initial_prior_std: float = 1.0,
+) -> FederatedAlgorithm:
+  """Gives a method a last layer under a wider draw of its kernel.
+
+  Args:
+    trained: The method; its server state becomes `ServerState.optimizer`.
+    stages: Those of its stages that train the kernel.
+    feature_map: The kernel of `trained` with more draws of ω.
+    scales: How σ and λ of the last layer are found.
+    noise: "constant", "varying" with the input, or "held-out": by residuals of rows
+      that nobody trained on.
+    with_noise: Whether predicted variances are of y, or of the function alone.
+    initial_noise_std: σ before the first round.
+    initial_prior_std: λ before the first round.
+  """
+  everybody = trained.participation.all_send_statistics
+
+  def init_server(
+    key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: object = ()
+  ) -> ServerState:
+    inner = trained.init_server(key, num_clients, rows, inputs)
+    start = last_layer.initial_state(
+      feature_map,
+      initial_noise_std,
+      initial_prior_std,
+      varying_noise=noise != "constant",
+    )
+    outer = start(key, num_clients, rows, inputs)
+    return outer.replace(params=inner.params, optimizer=inner)
+
+  def take_kernel(state: ServerState) -> ServerState:
+    return state.replace(params=state.optimizer.params)
+
+  layer: tuple[Exchange, ...] = (
+    last_layer.condition(feature_map, everybody=everybody, scales=scales),
+  )
+  if noise == "varying":
+    layer += last_layer.learn_noise(feature_map, everybody=everybody)
+  last = Stage(layer, begin=take_kernel)
+  held_out = last_layer.held_out_noise(feature_map)
+  return dataclasses.replace(
+    trained,
+    init_server=init_server,
+    stages=(*map(_inside, stages), last),
+    warm_up=(*map(_inside, trained.warm_up), last) if trained.warm_up else (),
+    train_nll=last_layer.train_nll,
+    predict=last_layer.prediction(feature_map, with_noise=with_noise),
+    calibrate=held_out if noise == "held-out" else no_calibration,
+  )
+
+
+def _inside(stage: Stage) -> Stage:
+  """Lets a stage work on the server state inside the outer one."""
+
+  def inner_exchange(exchange: Exchange) -> Exchange:
+    def broadcast(state: ServerState, server_set: ServerSet | None) -> Message:
+      return exchange.broadcast(state.optimizer, server_set)
+
+    def server(
+      state: ServerState, server_set: ServerSet | None, total: Message
+    ) -> ServerState:
+      inner = exchange.server(state.optimizer, server_set, total)
+      return state.replace(optimizer=inner)
+
+    return exchange._replace(broadcast=broadcast, server=server)
+
+  def begin(state: ServerState) -> ServerState:
+    return state.replace(optimizer=stage.begin(state.optimizer))
+
+  return Stage(tuple(map(inner_exchange, stage.exchanges)), stage.times, begin)

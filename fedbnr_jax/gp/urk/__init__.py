@@ -1,0 +1,40 @@
+"""Unifying random kernel: feature maps, made of a few constructions that add up."""
+
+from fedbnr_jax.gp.urk.base import (
+  FeatureMap,
+  FeatureParams,
+  Source,
+  draw_omega,
+  from_function,
+  num_features,
+)
+from fedbnr_jax.gp.urk.deep_kernels import deep, replicate
+from fedbnr_jax.gp.urk.fourier import SPECTRA, random_fourier, sample_spectrum
+from fedbnr_jax.gp.urk.inducing_inputs import InputSummary, inducing
+from fedbnr_jax.gp.urk.names import KERNELS, ard, build, parts
+from fedbnr_jax.gp.urk.products import exponential, linear, polynomial
+from fedbnr_jax.gp.urk.sums import add
+
+__all__ = [
+  "KERNELS",
+  "SPECTRA",
+  "FeatureMap",
+  "FeatureParams",
+  "InputSummary",
+  "Source",
+  "add",
+  "ard",
+  "build",
+  "deep",
+  "draw_omega",
+  "exponential",
+  "from_function",
+  "inducing",
+  "linear",
+  "num_features",
+  "parts",
+  "polynomial",
+  "random_fourier",
+  "replicate",
+  "sample_spectrum",
+]

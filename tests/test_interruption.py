@@ -1,0 +1,103 @@
+"""Ctrl-C at awkward moments: it ends a program, without a stack trace."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# How the programs start and end, without JAX; `work` stands for what they do.
+PROGRAM = """
+import ctypes, os, signal, sys, time
+from launch import interruption
+
+def interrupt():
+  os.kill(os.getpid(), signal.SIGINT)
+
+{work}
+
+interruption._GRACE = 1.0
+interruption.ends_at_once()
+try:
+  with interruption.raised():
+    work()
+except KeyboardInterrupt:
+  print("error: stopped.", file=sys.stderr)
+  os._exit(interruption.STATUS)
+"""
+LOST = """
+class Thing:
+  def __del__(self):  # Python prints what is raised here, and goes on.
+    interrupt()
+    for _ in range(1000): pass
+
+def work():
+  Thing()
+  time.sleep(0.5)
+  time.sleep(60)
+"""
+COMPILED = """
+def work():
+  mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+  lock(mutex)
+  os.system(f"(sleep 0.2; kill -INT {os.getpid()}) &")
+  lock(mutex)  # For ever, and no signal ends it.
+"""
+TWICE = """
+def work():
+  try:
+    interrupt()
+    time.sleep(60)
+  finally:
+    interrupt()
+    time.sleep(60)
+"""
+
+
+def ended(*command: str, **environment: str) -> tuple[int, str]:
+  """The status of a Python program, and what it says."""
+  done = subprocess.run(
+    [sys.executable, *command],
+    cwd=ROOT,
+    env=os.environ | environment,
+    capture_output=True,
+    text=True,
+    check=False,
+    timeout=30,
+  )
+  return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("work", [LOST, COMPILED, TWICE], ids=["lost", "C", "twice"])
+def test_an_interruption_ends_what_is_done(work):
+  status, said = ended("-c", PROGRAM.format(work=work))
+  assert status == 130
+  assert said.startswith("error: stopped.")
+  assert said.count("\n") == 1, said
+
+
+def test_an_interruption_of_imports_is_quiet(tmp_path):
+  words = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+  (tmp_path / "jax.py").write_text(words)
+  said = ended("-m", "launch.predict", "--help", PYTHONPATH=str(tmp_path))
+  assert said == (-signal.SIGINT, "")
+
+
+def test_importing_the_programs_leaves_signals_alone():
+  code = "import signal, launch; print(signal.getsignal(signal.SIGINT))"
+  code += "; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+  assert ended("-c", code) == (0, "")
+
+
+def test_who_is_to_ignore_interruptions_does(tmp_path):
+  """As under nohup, or in the background of a shell without job control."""
+  code = """import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from launch import interruption
+interruption.ends_at_once()
+with interruption.raised():
+  signal.raise_signal(signal.SIGINT)"""
+  assert ended("-c", code) == (0, "")

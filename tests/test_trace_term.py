@@ -1,0 +1,91 @@
+"""The evidence with the trace term, against autodiff of the dense formula."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedbnr_jax.algorithms import kernels
+from fedbnr_jax.federated.collectors import map_clients
+from fedbnr_jax.gp import urk
+from fedbnr_jax.gp.kernel_model import ModelParams
+from tests import methods
+
+FIELDS = {
+  "kernel": "matern32+linear",
+  "ard__basis": "inducing",
+  "num_samples": 5,
+  "exact__trace": True,
+  "exact__optimizer": "lbfgs",
+}
+
+
+def _data(parts=None):
+  return methods.small(parts, num_padded_rows=12)
+
+
+def _dense(feature_map, omega, params):
+  """-log N(y | 0, λ²ΦΦᵀ + σ²I) + λ²/2σ² Σ (k(x, x) - ‖φ(x)‖²), of pooled rows."""
+  x, y = map(jnp.asarray, methods.table())
+  own = urk.FeatureParams(omega, params.theta)
+  phi = feature_map.apply(own, x)
+  noise, prior = params.noise_std, params.prior_std
+  covariance = prior**2 * phi @ phi.T + noise**2 * jnp.eye(len(y))
+  likelihood = jax.scipy.stats.multivariate_normal.logpdf(
+    y, jnp.zeros_like(y), covariance
+  )
+  # The Matérn part has the amplitude a, and its features are the first five columns.
+  amplitude = jnp.exp(params.theta["log_amplitude"][0])
+  lost = amplitude**2 - jnp.sum(phi[:, :5] ** 2, axis=1)
+  return -likelihood + 0.5 * (prior / noise) ** 2 * jnp.sum(lost)
+
+
+@pytest.fixture(scope="module")
+def algorithm():
+  return methods.built("fedbnr-exact", **FIELDS)
+
+
+def _collect(exchange, server, data):
+  down = exchange.broadcast(server, None)
+  return map_clients(exchange.client, down, (), data.clients).total
+
+
+def test_value_and_gradient_are_those_of_the_dense_formula(algorithm):
+  data = _data()
+  state = algorithm.init(methods.KEY, data).server
+  theta = {**state.params.theta, "log_amplitude": jnp.array([0.4, -0.3])}
+  params = ModelParams(theta, jnp.log(0.4), jnp.log(1.3))
+  state = state.replace(params=params)
+  statistics, gradient = algorithm.exchanges[:2]
+  state = statistics.server(state, None, _collect(statistics, state, data))
+  feature_map = kernels.from_config(methods.config("fedbnr-exact", **FIELDS))
+  expected, slopes = jax.value_and_grad(
+    lambda params: _dense(feature_map, state.omega, params)
+  )(params)
+  np.testing.assert_allclose(
+    state.optimizer.value * methods.NUM_ROWS, expected, rtol=1e-9
+  )
+  message = _collect(gradient, state, data)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9),
+    message.theta,
+    slopes.theta,
+  )
+  # The first direction is the gradient, scaled: it shows those of σ and λ too.
+  stepped = gradient.server(state, None, message).optimizer.direction
+  ratio = stepped.log_noise_std / slopes.log_noise_std
+  assert ratio < 0
+  np.testing.assert_allclose(stepped.log_prior_std, ratio * slopes.log_prior_std, 1e-7)
+
+
+def test_partitions_do_not_matter(algorithm):
+  program = methods.compiled("fedbnr-exact", **FIELDS)
+  order = np.random.default_rng(5).permutation(methods.NUM_ROWS)
+  dealt = _data(np.array_split(order, 5))
+  one = methods.run(program, _data(), 2).last.server
+  other = methods.run(program, dealt, 2).last.server
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9),
+    (one.params, one.posterior.mean, one.optimizer.value),
+    (other.params, other.posterior.mean, other.optimizer.value),
+  )
