@@ -7,6 +7,7 @@ learnt from them stays, and is named.
 """
 
 import pathlib
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +19,12 @@ from fedbnr_jax.federated.state import State
 from fedbnr_jax.files import PARTIAL
 from fedbnr_jax.ledger import Ledger
 from fedbnr_jax.names import listing
+from fedbnr_jax.run import seal
 from fedbnr_jax.run.checkpoints import Checkpoints
 from fedbnr_jax.run.records import RunFolder
 from fedbnr_jax.tags import without
 
+_NAMES = "clients.json"
 _TABLE, _CLIENT = "an erased table", "erased {}"  # Stand for names.
 
 
@@ -114,7 +117,7 @@ def erase(folder: RunFolder, ledger: Ledger, state: State) -> Ledger:
   ledger_file.write(folder.posterior, ledger)
   ledger_file.previous(folder.posterior).unlink(missing_ok=True)
   state = _without_memory(state)
-  Checkpoints(folder.checkpoints).replace_all(state)
+  Checkpoints(folder.checkpoints).replace_all(state, partial(_seal, folder))
   gone = _clients_gone(folder, ledger)
   names, num_rows = folder.clients()
   if gone:
@@ -128,6 +131,13 @@ def erase(folder: RunFolder, ledger: Ledger, state: State) -> Ledger:
   ledger = ledger._replace(erased=True)
   ledger_file.write(folder.posterior, ledger)
   return ledger
+
+
+def _seal(folder: RunFolder, number: int) -> seal.Seal:
+  """Seals a checkpoint with its folder, but for clients' names, which may change."""
+  made = seal.of_folder(folder, number)
+  files = {name: d for name, d in made.files.items() if name != _NAMES}
+  return made._replace(files=files)
 
 
 def require_departures(folder: RunFolder, ledger: Ledger) -> None:

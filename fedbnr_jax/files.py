@@ -1,6 +1,7 @@
 """Files are written whole or not at all; what the system refuses is said in a line."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -13,6 +14,9 @@ from fedbnr_jax.errors import InputError
 
 CACHE_VARIABLE = "FEDBNR_CACHE_DIR"
 PARTIAL = ".tmp"  # Ends the name of a file that is still being written.
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # Of the disk, or of one's share of it.
+# Names of files may hold bytes that are no text; they are written as they are.
+TEXT: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape"}
 _NOTE = "note"  # Name of the array that holds the JSON text beside the others.
 
 
@@ -38,7 +42,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
   """Writes what JSON can hold, indented."""
   with replacing(path) as part:
-    part.write_text(json.dumps(content, indent=2) + "\n")
+    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
@@ -48,9 +52,21 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     InputError: If it is not JSON.
   """
   try:
-    return json.loads(pathlib.Path(path).read_text())
+    return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
   except (json.JSONDecodeError, UnicodeDecodeError) as error:
     raise InputError(f"{path} is not readable JSON ({error}): remove it.") from error
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+  """Reads a file that must hold a JSON object.
+
+  Raises:
+    InputError: If it holds something else.
+  """
+  content = read_json(path)
+  if not isinstance(content, dict):
+    raise InputError(f"{path} does not hold a JSON object: restore it, or remove it.")
+  return content
 
 
 def write_arrays(
@@ -94,6 +110,11 @@ def explain_os_errors(
   except BrokenPipeError:  # The reader of the output is gone; no file is at fault.
     raise
   except OSError as error:
+    if error.errno in _FULL:
+      raise InputError(
+        f"no space is left for {role} {path} ({error.strerror}): free some and start "
+        "the same command again. What was written before is kept."
+      ) from error
     raise InputError(
       f"cannot use {role} {path} ({error.strerror or error}): choose another one, or "
       "change its permissions."

@@ -33,25 +33,25 @@ def alone_in(
   path = pathlib.Path(folder) / name
   with explain_os_errors(folder):
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a+")  # noqa: SIM115  Closed below.
+    file = open(path, "ab", buffering=0)  # noqa: SIM115  Closed below.
   with file:
-    if fcntl is not None:
-      kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-      try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-      except BlockingIOError as error:
-        raise InputError(
-          f"another program{_holder(path)} is writing in {path.parent}: wait until it "
-          "ends, or choose another workdir."
-        ) from error
-    if not shared:
-      file.truncate(0)
-      file.write(str(os.getpid()))
-      file.flush()
+    with explain_os_errors(folder):
+      if fcntl is not None:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+          fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+          raise InputError(
+            f"another program{_holder(path)} is writing in {path.parent}: wait until "
+            "it ends, or choose another workdir."
+          ) from error
+      file.truncate(0)  # Those who share are not named, and neither is who was before.
+      if not shared:
+        file.write(str(os.getpid()).encode())
     yield
 
 
 def _holder(path: pathlib.Path) -> str:
   """Names the process that holds a lock, if its file says which."""
-  number = path.read_text()
+  number = path.read_text(encoding="utf-8", errors="replace")
   return f" (process {number})" if number.isdecimal() else ""

@@ -1,6 +1,7 @@
 """A trained model: predictions with error bars, in the target's unit, for any table."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,10 +18,11 @@ from fedbnr_jax.data.reader import place
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import blr
 from fedbnr_jax.names import listing, require_choice
-from fedbnr_jax.run import journal, training
+from fedbnr_jax.run import journal, seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import Record, RunFolder
+from fedbnr_jax.run.summary import read_outcome
 from fedbnr_jax.tags import OwnedRows
 
 # 95 % of the standard normal lies within ±_QUANTILE.
@@ -280,7 +282,8 @@ def load(workdir: str | os.PathLike[str]) -> Model:
   """The model at the best validation round of the run in `workdir`.
 
   Raises:
-    InputError: If the folder holds no run, or none with a sound checkpoint.
+    InputError: If the folder holds no run, or none with a sound checkpoint, or files
+      that do not belong together.
   """
   folder = RunFolder(workdir)
   config, preprocessor = folder.config(), folder.preprocessing()
@@ -289,9 +292,11 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     raise InputError(f"{workdir} holds no checkpoint: train first.")
   with precision.float64():
     like = prediction.state_shapes(config, preprocessor, len(names) or 1, num_rows)
-    saved = Checkpoints(folder.checkpoints).restore(like)
+    check = functools.partial(seal.require, folder)
+    saved = Checkpoints(folder.checkpoints).restore(like, check=check)
     if saved is None:
       raise InputError(f"{workdir} holds no sound checkpoint: train again.")
+    history, summary = read_outcome(folder, config, saved.round)
     state = saved.best
     if folder.posterior.exists():
       ledger = ledger_file.read(folder.posterior)
@@ -304,7 +309,7 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     state=state,
     client_names=names,
     columns=folder.feature_columns(),
-    records=tuple(folder.metrics()),
-    scores=folder.summary() or {},
+    records=tuple(history),
+    scores=summary,
     source=SavedRun(os.path.abspath(workdir)),
   )

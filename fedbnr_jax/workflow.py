@@ -13,13 +13,14 @@ import ml_collections
 
 from fedbnr_jax import ledger_file, membership, precision
 from fedbnr_jax.data import Dataset
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
 from fedbnr_jax.lock import alone_in
 from fedbnr_jax.model import rows_have_changed
 from fedbnr_jax.prediction import method_key
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import journal, processes, training
+from fedbnr_jax.run import journal, processes, seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints, Saved
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program, make_batched_program, make_program
@@ -96,9 +97,13 @@ def train(
   processes.require_same("data", [one.dataset.digest() for one in experiments])
   with explain_os_errors(folder.path), contextlib.ExitStack() as lock:
     processes.first_does(lambda: lock.enter_context(alone_in(folder.path)))
+    # Again: another program may have done it while the data were read.
+    done = processes.first_does(lambda: is_finished(folder, config, dataset))
+    if processes.from_first(bool(done)):
+      return Outcome(was_finished=True)
     if len(experiments) == 1:
       return train_one(experiments[0], folder, progress)
-    return train_seeds(config, experiments, folder, progress)
+    return train_seeds(config, experiments, folder, progress, lock)
 
 
 def train_one(
@@ -127,13 +132,24 @@ def train_seeds(
   experiments: Sequence[Experiment],
   folder: RunFolder,
   progress: Progress | None = None,
+  lock: contextlib.ExitStack | None = None,
 ) -> Outcome:
-  """Trains several seeds side by side on the device, each with its own folder."""
+  """Trains several seeds side by side on the device, each with its own folder.
+
+  Args:
+    config: Of all seeds.
+    experiments: One a seed.
+    folder: Holds the folders of the seeds.
+    progress: Is called as rounds go by.
+    lock: Gets the locks of these folders, whose models others may use by themselves.
+  """
   folders = seed_folders(folder, config)
 
   def claim() -> None:
     folder.claim(config)
     for experiment, own in zip(experiments, folders, strict=True):
+      if lock is not None:
+        lock.enter_context(alone_in(own.path))
       own.claim_experiment(experiment)
 
   processes.first_does(claim)
@@ -181,7 +197,8 @@ def write_results(
 
   report.write_figures(experiment, program, result, folder.figures)
   ledger = membership.of_training(experiment, result.state)
-  if ledger is not None:
+  # Where a summary is made anew, rows may have joined or left; they are not forgotten.
+  if ledger is not None and not ledger_file.changes(folder.posterior):
     ledger_file.write(folder.posterior, ledger)
   if not experiment.config.compare_clients or len(experiment.client_names) < 2:
     return None
@@ -212,9 +229,10 @@ def save(
       raise rows_have_changed(folder)
     folder.claim_experiment(experiment)
     folder.keep_metrics(result.history)
-    checkpoints = Checkpoints(folder.checkpoints)
-    checkpoints.discard_after(len(result.history))
-    checkpoints.save(Saved(len(result.history), result.last, result.state))
+    checkpoints, number = Checkpoints(folder.checkpoints), len(result.history)
+    checkpoints.discard_after(number)
+    saved = Saved(number, result.last, result.state)
+    checkpoints.save(saved, seal.of_folder(folder, number))
     write_results(experiment, program_for(experiment), result, folder)
     folder.write_summary(journal.summarise(experiment, result.history))
 
@@ -228,8 +246,14 @@ def is_finished(
     InputError: If the folder is another's, or the table has changed since the run.
   """
   folder.check(experiment_lib.with_bounds_read(config))
-  if folder.summary() is None:
+  summary = folder.summary()
+  if summary is None:
     return False
+  if "test_rmse" not in summary:
+    raise InputError(
+      f"{folder.finished} has no 'test_rmse': restore it, or remove it and start the "
+      "training again, which writes it anew."
+    )
   # Other data than a table cannot have changed; and a table may be gone by now.
   is_file = config.data.source == "table" and pathlib.Path(config.data.path).is_file()
   if dataset is None and is_file:

@@ -1,6 +1,7 @@
 """What every program does first and last: set up JAX, print errors in one line."""
 
 import contextlib
+import io
 import itertools
 import os
 import pathlib
@@ -17,6 +18,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.files import TEXT
 from fedbnr_jax.run.training import NonFiniteError
 from launch import compiled, interruption
 
@@ -60,6 +62,7 @@ def run(main: Callable[[], None]) -> NoReturn:
   """Runs `main` as `absl.app.run` does, with errors of input in one line."""
   set_up_jax()
   _open_outputs()
+  _print_all_characters()
 
   def guarded(argv: Sequence[str]) -> None:
     if len(argv) > 1:
@@ -86,6 +89,13 @@ def run(main: Callable[[], None]) -> NoReturn:
       fail(f"{type(error).__name__}: {str(error)[:200]}", 1)
 
   app.run(guarded, flags_parser=_parse)
+
+
+def _print_all_characters() -> None:
+  """Prints UTF-8, also where the locale has ASCII only; names of files as they are."""
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper) and stream.encoding in ("ascii", "utf-8"):
+      stream.reconfigure(**TEXT)
 
 
 def _open_outputs() -> None:
@@ -137,6 +147,10 @@ def _parse(argv: Sequence[str]) -> list[str]:
     path = (value if equals else following).partition(":")[0]
     if name in ("--config", "-config") and not pathlib.Path(path).is_file():
       fail(f"config file {path!r} does not exist: see the files in configs/.")
+    in_ascii = sys.getfilesystemencoding() == "ascii"
+    if in_ascii and name.startswith("--config.") and not value.isascii():
+      # It would neither name a column nor be what another program reads and compares.
+      fail(f"{argument} is not in ASCII, and PYTHONUTF8=0 forbids more: unset it.")
   try:
     return flags.FLAGS(argv)
   except OSError as error:

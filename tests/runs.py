@@ -15,7 +15,9 @@ import pytest
 from fedbnr_jax import workflow
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.run import checkpoints
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import seal as seal_lib
 from fedbnr_jax.run.records import RunFolder
 
 
@@ -105,6 +107,14 @@ def claimed(path: pathlib.Path, experiment) -> RunFolder:
   folder = RunFolder(path)
   folder.claim_experiment(experiment)
   return folder
+
+
+def seal_anew(folder: RunFolder) -> None:
+  """Lets the files of a folder belong together, as if its run had written them so."""
+  for path in folder.checkpoints.iterdir():
+    content = checkpoints.read(path)
+    seal = seal_lib.of_folder(folder, content.round)
+    checkpoints.write(path, content._replace(seal=seal))
 
 
 def stop_after(number: int):

@@ -507,3 +507,31 @@ def test_shell_says_one_line(spoken, case: str):
   assert line.startswith("error: ")
   for part in SHELL[case][1]:
     assert part in line, line
+
+
+@pytest.mark.parametrize(
+  "arguments, parts",
+  [
+    (
+      ["predict", "--workdir=größe", "--input=t.csv", "--output=o.csv"],
+      ["größe holds no run"],
+    ),
+    ([*TRAIN, "--workdir=größe", "--config.data.target=Größe"], ["=Größe is not in"]),
+  ],
+)
+def test_names_in_other_letters_are_printed_where_python_has_ascii_only(
+  arguments: list[str], parts: list[str]
+):
+  program, *options = arguments
+  done = subprocess.run(
+    [sys.executable, "-m", f"launch.{program}", *options],
+    cwd=ROOT,
+    env=os.environ | {"LC_ALL": "POSIX", "PYTHONUTF8": "0"},
+    capture_output=True,
+    check=False,
+  )
+  (line,) = done.stderr.decode().splitlines()
+  assert done.returncode == 2
+  assert line.startswith("error: ")
+  for part in parts:
+    assert part in line

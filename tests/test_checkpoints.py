@@ -1,5 +1,7 @@
 """Damage is seen, said and stepped over, and the run still ends as it would have."""
 
+import errno
+import os
 import pathlib
 import shutil
 
@@ -7,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedbnr_jax import files, model
+from fedbnr_jax import files, model, workflow
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import training
@@ -122,8 +124,12 @@ def test_other_shape_is_not_restored(tmp_path):
   saved_folder(tmp_path, 1)
   checkpoints = Checkpoints(tmp_path)
   like = tree(0) | {"weights": np.zeros((3, 4), np.float32)}
-  with pytest.raises(InputError, match="other shapes"):
-    checkpoints.restore(like)
+  assert_refused(
+    lambda: checkpoints.restore(like),
+    *("1.npz", "other shapes", "best.weights is [30, 40], and should be [3, 4]"),
+  )
+  like = {name: leaf for name, leaf in tree(0).items() if name != "gram"}
+  assert_refused(lambda: checkpoints.restore(like), "best.gram", "be not there")
 
 
 def test_float64_is_kept_where_jax_has_none(tmp_path, x64_off):
@@ -255,6 +261,26 @@ def test_row_without_checkpoint_is_made_anew(stopped, copy):
 def test_unfinished_checkpoint_of_a_killed_run_is_no_hindrance(stopped, copy):
   experiment, program, _, _ = stopped
   (copy.checkpoints / "4.npz.tmp").write_bytes(b"half")
+  result = training.train(experiment, program, copy)
+  assert_ends_as_undisturbed(stopped, copy, result)
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_lost(stopped, copy, monkeypatch):
+  experiment, program, _, _ = stopped
+  before = {path: path.read_bytes() for path in copy.checkpoints.iterdir()}
+
+  def fill_up(file, **arrays) -> None:
+    file.write(b"half")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  with monkeypatch.context() as patch:
+    patch.setattr(files.np, "savez", fill_up)
+    assert_refused(
+      lambda: workflow.train(experiment.config, copy.path, dataset=table()),
+      *("no space is left", str(copy.path), "the same command", "is kept"),
+    )
+  assert {path: path.read_bytes() for path in copy.checkpoints.iterdir()} == before
+  assert len(copy.metrics()) == 4  # The row of the round that has no checkpoint.
   result = training.train(experiment, program, copy)
   assert_ends_as_undisturbed(stopped, copy, result)
 

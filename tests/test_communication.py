@@ -3,6 +3,7 @@
 import pytest
 from absl.testing import flagsaver
 
+from fedbnr_jax.run import summary
 from fedbnr_jax.run.records import RunFolder
 from fedbnr_jax.studies import communication
 from launch import communication as launch_communication
@@ -12,15 +13,17 @@ from tests.runs import assert_refused, tiny
 
 def _run(path, errors, *, finished=True, dataset="made", **fields):
   """A folder with a round for each (validation, test) error, ten floats each way."""
-  folder = RunFolder(path)
-  folder.claim(tiny(**fields))
+  folder, config = RunFolder(path), tiny(**fields)
+  folder.claim(config)
+  sent = 0 if config.method == "central" else 10
+  others = {"floats_up": sent, "floats_down": sent, "seconds": 1.0}
   for number, (validation, test) in enumerate(errors, start=1):
-    record = {"round": number, "val_rmse": validation, "test_rmse": test}
-    folder.append_metrics(record | {"floats_up": 10, "floats_down": 10, "seconds": 1.0})
+    scores = {"round": number, "val_rmse": validation, "test_rmse": test}
+    folder.append_metrics(dict.fromkeys(summary.COLUMNS, 1.0) | scores | others)
   if finished:
-    sent = 0 if fields.get("method") == "central" else 20 * len(errors)
-    unit = {"rmse_unit": "target", "floats_up": sent, "floats_down": 0}
-    folder.write_summary({"dataset": dataset, "num_clients": 2} | unit)
+    known = {"dataset": dataset, "num_clients": 2, "rmse_unit": "target"}
+    known |= {"method": config.method, "seed": config.seed}
+    folder.write_summary(known | summary.scores(folder.metrics()))
   return path
 
 

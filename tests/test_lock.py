@@ -1,12 +1,17 @@
 """The lock of a folder: one writer, told apart from the others, freed by its death."""
 
+import errno
+import os
 import subprocess
 import sys
 
 import pytest
 
-from fedbnr_jax import posterior, workflow
+from benchmarks import kills
+from fedbnr_jax import lock, posterior, workflow
 from fedbnr_jax.lock import NAME, alone_in
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run.records import RunFolder
 from tests.runs import assert_refused, tiny
 
 _HOLD = """
@@ -57,6 +62,20 @@ def test_those_who_share_exclude_only_the_one_who_does_not(tmp_path, holder):
   assert_refused(lambda: take(tmp_path / "run"), "another program is writing")
 
 
+def test_those_who_share_are_not_taken_for_who_was_before(tmp_path, holder):
+  take(tmp_path / "run")  # Leaves its number.
+  holder("shared")
+  assert_refused(lambda: take(tmp_path / "run"), "another program is writing")
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+  def refuse(*arguments) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(lock.fcntl, "flock", refuse)
+  assert_refused(lambda: take(tmp_path / "run"), "no space is left", "free some")
+
+
 def test_a_lock_is_free_after_an_error(tmp_path):
   with pytest.raises(KeyError), alone_in(tmp_path):
     raise KeyError
@@ -68,6 +87,55 @@ def test_a_training_beside_another_is_refused_and_writes_nothing(tmp_path, holde
   config = tiny(kernel="gaussian")
   assert_refused(lambda: workflow.train(config, tmp_path / "run"), "another program")
   assert [path.name for path in (tmp_path / "run").iterdir()] == [NAME]
+
+
+class Intruder:
+  """Trains in the same folder while somebody else does, in every round."""
+
+  def __init__(self, config, folder) -> None:
+    self._train = lambda: workflow.train(config, folder)
+    self.refused = 0
+
+  def start(self, *arguments) -> None:
+    pass
+
+  def update(self, record) -> None:
+    assert_refused(self._train, "another program", str(os.getpid()), "wait")
+    self.refused += 1
+
+  def close(self) -> None:
+    pass
+
+
+def test_a_training_ends_as_if_nobody_had_tried_beside_it(tmp_path):
+  config = tiny(kernel="gaussian")
+  intruder = Intruder(config, tmp_path / "run")
+  workflow.train(config, tmp_path / "run", intruder)
+  assert intruder.refused == 3
+  workflow.train(config, tmp_path / "alone")
+  assert kills.differences(tmp_path / "run", tmp_path / "alone") == []
+
+
+def test_the_folders_of_seeds_are_locked_too(tmp_path):
+  config = tiny(kernel="gaussian", num_seeds=2)
+  RunFolder(tmp_path / "run").claim(config)
+  with alone_in(tmp_path / "run" / "seed_1"):
+    assert_refused(
+      lambda: workflow.train(config, tmp_path / "run"), "another program", "seed_1"
+    )
+
+
+def test_what_another_program_finished_meanwhile_is_left_alone(tmp_path, monkeypatch):
+  config = tiny(kernel="gaussian", num_rounds=1)
+  build = experiment_lib.build_seeds
+
+  def build_slowly(config):
+    monkeypatch.setattr(experiment_lib, "build_seeds", build)
+    workflow.train(config, tmp_path / "run")
+    return build(config)
+
+  monkeypatch.setattr(experiment_lib, "build_seeds", build_slowly)
+  assert workflow.train(config, tmp_path / "run").was_finished
 
 
 def test_rows_do_not_join_while_another_program_writes(tmp_path, holder):

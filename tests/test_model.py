@@ -21,7 +21,7 @@ from fedbnr_jax.run.program import make_program
 from fedbnr_jax.run.records import RunFolder
 from fedbnr_jax.tags import OwnedRows
 from launch import posterior
-from tests.runs import assert_refused, claimed, table, tiny
+from tests.runs import assert_refused, claimed, seal_anew, table, tiny
 
 NUMBERS = ["mean", "std", "lower95", "upper95"]
 COLUMNS = [*NUMBERS, "outside"]
@@ -119,6 +119,7 @@ def test_trained_on_more_devices_than_there_are_here(trained, tmp_path, num_devi
   recorded = tmp_path / "run" / "config.json"
   config = json.loads(recorded.read_text()) | {"mesh": num_devices}
   recorded.write_text(json.dumps(config))
+  seal_anew(RunFolder(tmp_path / "run"))
   loaded = model.load(tmp_path / "run")
   assert loaded.config.mesh == num_devices
   np.testing.assert_array_equal(loaded.predict(frame()), fitted.predict(frame()))
@@ -218,6 +219,7 @@ def test_a_folder_of_an_older_version_predicts_and_marks_no_number(trained, tmp_
   del record["numeric_ranges"]
   file.write_text(json.dumps(record))
   rows = frame().assign(a=1e4)
+  seal_anew(RunFolder(tmp_path / "run"))
   older = model.load(tmp_path / "run").predict(rows)
   assert not older["outside"].any()
   wanted = fitted.predict(rows, warn=False)

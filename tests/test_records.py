@@ -2,15 +2,17 @@
 
 import json
 import pathlib
+import shutil
 
 import ml_collections
 import pytest
 
-from fedbnr_jax import files
+from fedbnr_jax import files, lock
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import records
 from fedbnr_jax.run.records import RunFolder
-from tests.runs import table, tiny
+from tests.runs import assert_refused, table, tiny
 
 ROWS = [
   {"round": 1, "val_rmse": 0.1 + 0.2, "floats_up": 220, "seconds": 1.5},
@@ -183,6 +185,40 @@ def test_nothing_temporary_is_left(folder, metrics):
   assert left == {"config.json", "metrics.csv", "summary.json"}
 
 
+# -------------------------------------------------------------------------- copies
+
+
+def test_a_copy_starts_with_the_config_and_ends_with_the_summary(
+  folder, metrics, tmp_path, monkeypatch
+):
+  folder.write_summary({"test_rmse": 1.0})
+  (folder.path / "posterior.npz.tmp").write_text("half")
+  copied, plain = [], shutil.copyfile
+  monkeypatch.setattr(
+    records.shutil, "copyfile", lambda a, b: copied.append(a.name) or plain(a, b)
+  )
+  folder.copy_to(RunFolder(tmp_path / "copy"))
+  assert copied == ["config.json", "metrics.csv", "summary.json"]
+
+
+def test_a_copy_does_not_undo_rounds(folder, metrics, tmp_path):
+  target = RunFolder(tmp_path / "copy")
+  folder.copy_to(target)
+  folder.keep_metrics(ROWS[:1])
+  assert_refused(lambda: folder.copy_to(target), "more rounds", "another folder")
+  assert target.metrics() == ROWS
+
+
+def test_a_folder_that_is_written_to_is_not_copied(folder, metrics, tmp_path):
+  with lock.alone_in(folder.path):
+    assert_refused(
+      lambda: folder.copy_to(RunFolder(tmp_path / "copy")), "is writing in"
+    )
+  assert not (tmp_path / "copy").exists()
+  with lock.alone_in(folder.path, shared=True):
+    folder.copy_to(RunFolder(tmp_path / "copy"))
+
+
 # ----------------------------------------------------------- summary, preprocessing
 
 
@@ -213,6 +249,26 @@ def test_preprocessing_survives_the_file(folder):
 def test_no_preprocessing_is_no_model(folder):
   with pytest.raises(InputError, match="no trained model"):
     folder.preprocessing()
+
+
+@pytest.mark.parametrize(
+  "content, part",
+  [
+    ({"num_rows": 3}, "names"),
+    ({"names": "x"}, "names"),
+    ({"names": [1]}, "names"),
+    ({"names": ["x"], "num_rows": "many"}, "num_rows is 'many'"),
+    ([], "object"),
+  ],
+)
+def test_clients_that_are_none_are_one_line(folder, content, part: str):
+  files.write_json(folder.path / "clients.json", content)
+  assert_refused(folder.clients, "clients.json", part, "restore it")
+
+
+def test_preprocessing_that_lacks_a_field_names_the_file(folder):
+  files.write_json(folder.path / "preprocessing.json", {"target_std": 1.0})
+  assert_refused(folder.preprocessing, "preprocessing.json", "numeric_columns")
 
 
 @pytest.mark.parametrize("name", ["summary.json", "preprocessing.json"])

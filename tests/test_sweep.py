@@ -23,12 +23,12 @@ from fedbnr_jax.run import cores
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run.records import RunFolder, as_json
 from fedbnr_jax.sweep import grid as grid_lib
-from fedbnr_jax.sweep import jobs, run_grid, schedule, workers
+from fedbnr_jax.sweep import jobs, run_grid, schedule, table, workers
 from fedbnr_jax.sweep.grid import expand
 from fedbnr_jax.sweep.jobs import Job
 from launch import sweep
 from launch import train as launch_train
-from tests.runs import SUMMARY, assert_refused, assert_same_bits, once, timeless
+from tests.runs import SUMMARY, assert_refused, assert_same_bits, once, timeless, tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -424,11 +424,13 @@ def test_a_worker_has_its_core_and_is_replaced_when_it_died_between_runs(tmp_pat
   try:
     for number in range(2):
       log = tmp_path / f"{number}.log"
-      future = worker.submit(Job({}, str(tmp_path), str(log), "the command"))
+      # With a byte that is no text, as names of files may have.
+      future = worker.submit(Job({}, str(tmp_path), str(log), "the command \udcff"))
       wait([future], timeout=60)
       assert worker.result(future) is None
-      _, line = log.read_text().splitlines()
-      *words, pid = line.split()
+      first, line = log.read_bytes().splitlines()
+      assert first == b"$ the command \xff"
+      *words, pid = line.decode().split()
       assert words == [f"[{core}]", *os.environ["XLA_FLAGS"].split()]
       pids.append(int(pid))
       (process,) = (p for p in multiprocessing.active_children() if p.pid == pids[-1])
@@ -610,6 +612,16 @@ def test_failed_run_is_tried_again(tmp_path, monkeypatch):
   sweep.sweep(config, tmp_path, 1)
   assert len(trained) == 1
   assert list(results(tmp_path)["status"]) == ["done", "done"]
+
+
+def test_a_reason_may_name_a_file_whose_name_is_no_text(tmp_path):
+  (run,), folder = expand(small()), RunFolder(tmp_path / "run")
+  runs, folders = {run: tiny()}, {run.name: folder}
+  written = table.RunTable(tmp_path / "results.csv", tmp_path, runs, folders)
+  for name, shown in ((b"gr\xf6sse", "gr\ufffdsse"), ("größe".encode(), "größe")):
+    written.record(run, f"error: {name.decode('ascii', 'surrogateescape')}")
+    written.write()
+    assert list(results(tmp_path)["reason"]) == [f"error: {shown}"]
 
 
 def test_failed_run_names_its_dataset(tmp_path, monkeypatch):

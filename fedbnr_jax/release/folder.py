@@ -22,6 +22,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import blr
 from fedbnr_jax.model import Model
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import seal
 from fedbnr_jax.run.records import RunFolder
 
 NOT_COVERED = (
@@ -64,9 +65,9 @@ def write(
     f"kernel_{index}": leaf for index, leaf in enumerate(jax.tree.leaves(kernel))
   }
   arrays |= vars(stats) | {name: getattr(fitted, name) for name in _SCALES}
-  files.write_arrays(staged.path / _MODEL, jax.device_get(arrays))
+  seal.write_arrays(staged, _MODEL, jax.device_get(arrays))
   files.write_json(staged.path / _NOTE, note | {"not_covered": list(NOT_COVERED)})
-  (staged.path / _WORDS).write_text(words(note))
+  (staged.path / _WORDS).write_text(words(note), encoding="utf-8")
   if folder.released.exists():
     os.rename(folder.released, _free_name(folder.released))
   os.rename(staged.path, folder.released)
@@ -76,18 +77,19 @@ def load(workdir: str | os.PathLike[str]) -> Model:
   """Loads the model of a private release, from the run's folder or by itself.
 
   Raises:
-    InputError: If there is none.
+    InputError: If there is none, or its files do not belong together.
   """
-  folder = RunFolder(workdir)
-  if (folder.released / _MODEL).exists():
-    folder = RunFolder(folder.released)
-  path = folder.path / _MODEL
-  if not path.exists():
+  folder = run = RunFolder(workdir)
+  if (run.released / _MODEL).exists():
+    folder = RunFolder(run.released)
+  if not (folder.path / _MODEL).exists():
     raise InputError(
       f"{workdir} has no private release: make one by launch.privacy --release."
     )
   config, preprocessor = folder.config(), folder.preprocessing()
-  arrays, _ = files.read_arrays(path)
+  if run.is_of_other_rows(preprocessor):
+    raise InputError(f"{folder.path} is of another run than {workdir}: restore it.")
+  arrays = seal.read_arrays(folder, _MODEL)
   with precision.float64():
     shapes = prediction.state_shapes(config, preprocessor)
     like = shapes.server

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedbnr_jax.files import replacing
 from fedbnr_jax.gp.metrics import central_level, interval_levels, observed_coverage
 
 # The Okabe–Ito palette: hues that stay apart under common colour blindness.
@@ -53,14 +54,9 @@ def save(figure: Figure, path: PathLike) -> None:
   """Writes the figure as a PNG that is never seen half written."""
   target = pathlib.Path(path)
   target.parent.mkdir(parents=True, exist_ok=True)
-  # The process id keeps two writers of one figure out of each other's way.
-  partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-  try:
+  with replacing(target) as part:
     # Without the software's version the same numbers give the same bytes.
-    figure.savefig(partial, format="png", dpi=_DPI, metadata={"Software": None})
-    os.replace(partial, target)
-  finally:
-    partial.unlink(missing_ok=True)
+    figure.savefig(part, format="png", dpi=_DPI, metadata={"Software": None})
 
 
 def learning_curve(

@@ -1,9 +1,9 @@
 """Checkpoints of a run: one npz file a round, with a digest that shows damage."""
 
-import hashlib
 import os
 import pathlib
 import warnings
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 
 from fedbnr_jax import files
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.run.seal import Seal, digest
 
 # Every round's checkpoint replaces the one three rounds before it: when the last
 # is damaged there is still one to fall back to.
@@ -24,6 +25,37 @@ class Saved(NamedTuple):
   round: int
   state: Any  # State after that round.
   best: Any  # State after the best round so far.
+
+
+class Content(NamedTuple):
+  """A checkpoint as it stands in its file."""
+
+  round: int
+  arrays: dict[str, np.ndarray]  # By their paths, such as `best.server.omega`.
+  seal: Seal | None  # None if it was written by a version that had none.
+
+
+def write(path: str | os.PathLike[str], content: Content) -> None:
+  """Writes a checkpoint's file, with a note that vouches for it.
+
+  Whoever changes arrays of a checkpoint that is there `read`s it and writes it anew.
+  """
+  note = {"round": content.round, "digest": digest(content.arrays)}
+  seal = content.seal._asdict() if content.seal else {}
+  files.write_arrays(path, content.arrays, note | seal)
+
+
+def read(path: str | os.PathLike[str]) -> Content:
+  """Reads a checkpoint's file.
+
+  Raises:
+    Exception: Whatever a damaged file makes NumPy, zipfile or json raise.
+  """
+  arrays, note = files.read_arrays(path)
+  if digest(arrays) != note["digest"]:
+    raise ValueError("its digest does not match its arrays")
+  seal = Seal(note["files"], note["history"]) if "history" in note else None
+  return Content(note["round"], arrays, seal)
 
 
 class Checkpoints:
@@ -48,31 +80,44 @@ class Checkpoints:
         "folders: train again in another folder, or use that version."
       )
 
-  def save(self, saved: Saved) -> None:
-    """Writes a checkpoint to the disk and removes the oldest one."""
+  def save(self, saved: Saved, seal: Seal | None = None) -> None:
+    """Writes a checkpoint to the disk and removes the oldest one.
+
+    Args:
+      saved: What it holds.
+      seal: Tells which files it belongs with.
+    """
     leaves = _named(saved.state, saved.best)
     arrays = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-    note = {"round": saved.round, "digest": digest(arrays)}
-    files.write_arrays(self._path(saved.round), arrays, note)
+    write(self._path(saved.round), Content(saved.round, arrays, seal))
     for number in self._rounds()[:-_NUM_KEPT]:
       self._path(number).unlink()
 
-  def restore(self, like: Any, max_round: int | None = None) -> Saved | None:
+  def restore(
+    self,
+    like: Any,
+    max_round: int | None = None,
+    check: Callable[[int, Seal | None], None] = lambda number, seal: None,
+  ) -> Saved | None:
     """Returns the newest sound checkpoint, or None; warns if it passes one over.
 
     Args:
       like: A state of the same structure and shapes; its types are given to the
         result, whose arrays are NumPy's.
       max_round: Checkpoints of later rounds are passed over.
+      check: Is called with the round and the seal of a sound one, and raises an
+        InputError where it does not belong.
 
     Raises:
-      InputError: If a sound one is of other shapes.
+      InputError: If a sound one does not belong, or is of other shapes.
     """
     for number in reversed(self._rounds()):
       if max_round is not None and number > max_round:
         continue
       try:
-        arrays = self._read(number)
+        found = read(self._path(number))
+        if found.round != number:
+          raise ValueError(f"it is of round {found.round}")
       except Exception as error:  # Whatever a damaged file makes NumPy raise.
         lines = str(error).splitlines() or [type(error).__name__]
         warnings.warn(
@@ -81,7 +126,8 @@ class Checkpoints:
           stacklevel=2,
         )
       else:
-        return Saved(number, *_shaped(arrays, like, self._directory))
+        check(number, found.seal)
+        return Saved(number, *_shaped(found.arrays, like, self._path(number)))
     return None
 
   def is_empty(self) -> bool:
@@ -94,10 +140,15 @@ class Checkpoints:
       if number > round_number:
         self._path(number).unlink()
 
-  def replace_all(self, state: Any) -> None:
-    """Puts a state in the place of the newest checkpoint, and removes all others."""
+  def replace_all(self, state: Any, seal_of: Callable[[int], Seal]) -> None:
+    """Puts a state in the place of the newest checkpoint, and removes all others.
+
+    Args:
+      state: Becomes both the last and the best state.
+      seal_of: Makes the seal of the checkpoint of a round.
+    """
     *older, newest = self._rounds()
-    self.save(Saved(newest, state, state))
+    self.save(Saved(newest, state, state), seal_of(newest))
     for number in older:
       self._path(number).unlink(missing_ok=True)
 
@@ -108,22 +159,6 @@ class Checkpoints:
     """Rounds of which there is a file, in order."""
     names = [path.stem for path in self._directory.glob(f"*{_SUFFIX}")]
     return sorted(int(name) for name in names if name.isdecimal())
-
-  def _read(self, number: int) -> dict[str, np.ndarray]:
-    arrays, note = files.read_arrays(self._path(number))
-    if digest(arrays) != note["digest"] or number != note["round"]:
-      raise ValueError("its digest does not match its arrays")
-    return arrays
-
-
-def digest(tree: Any) -> str:
-  """SHA-256 of the bytes, dtypes and shapes of all leaves, in order."""
-  total = hashlib.sha256()
-  for leaf in jax.tree.leaves(tree):
-    array = np.asarray(leaf)
-    total.update(f"{array.dtype}{array.shape}".encode())
-    total.update(np.ascontiguousarray(array).data)
-  return total.hexdigest()
 
 
 def _named(state: Any, best: Any) -> dict[str, Any]:
@@ -136,16 +171,21 @@ def _named(state: Any, best: Any) -> dict[str, Any]:
 
 
 def _shaped(
-  arrays: dict[str, np.ndarray], like: Any, directory: pathlib.Path
+  arrays: dict[str, np.ndarray], like: Any, path: pathlib.Path
 ) -> tuple[Any, Any]:
   """Puts named arrays together as (state, best), each with the structure of `like`."""
   wanted = _named(like, like)
-  shapes = {name: array.shape for name, array in arrays.items()}
-  if shapes != {name: leaf.shape for name, leaf in wanted.items()}:
-    raise InputError(
-      f"the checkpoints in {directory} are of a model of other shapes: they belong to "
-      "other data or another config."
+  for name in sorted(wanted.keys() | arrays.keys()):
+    there, needed = (
+      str(list(tree[name].shape)) if name in tree else "not there"
+      for tree in (arrays, wanted)
     )
+    if there != needed:
+      raise InputError(
+        f"{path} is of a model of other shapes ({name} is {there}, and should be "
+        f"{needed}): it belongs to other data or another config. Restore it, or remove "
+        "it, so that an older one is used."
+      )
   cast = [arrays[name].astype(leaf.dtype) for name, leaf in wanted.items()]
   structure = jax.tree.structure({"state": like, "best": like})
   states = jax.tree.unflatten(structure, cast)

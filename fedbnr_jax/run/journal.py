@@ -1,5 +1,6 @@
 """What one training has reached: records, the best round, checkpoints, a summary."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,14 +12,20 @@ import numpy as np
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.state import RoundInfo, State
 from fedbnr_jax.run import processes
+from fedbnr_jax.run import seal as seal_lib
 from fedbnr_jax.run.checkpoints import Checkpoints, Saved
 from fedbnr_jax.run.coverage import exact_range
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Scores
 from fedbnr_jax.run.records import Record, RunFolder
-
-_TEST_SCORES = ("rmse", "ece", "mce", "bri", "nll", "crps", "coverage95", "ece10")
-_VALIDATION_SCORES = ("rmse", "nll", "ece")
+from fedbnr_jax.run.seal import Seal
+from fedbnr_jax.run.summary import (
+  TEST_SCORES,
+  VALIDATION_SCORES,
+  best_round,
+  read_history,
+  scores,
+)
 
 
 class NonFiniteError(ArithmeticError):
@@ -37,6 +44,8 @@ class Journal:
     self._folder = folder
     if folder:
       folder.claim_experiment(experiment)
+    files = seal_lib.of_files(folder) if folder else {}
+    self._seal = Seal(files, seal_lib.of_history([]))
     self._checkpoints = Checkpoints(folder.checkpoints) if folder else None
 
   @property
@@ -75,8 +84,10 @@ class Journal:
     """The newest sound checkpoint of the folder; the history goes as far as it."""
     if not self._folder or not self._checkpoints:
       return None
-    self.history = self._folder.metrics()
-    saved = self._checkpoints.restore(like=state, max_round=len(self.history))
+    self.history = read_history(self._folder, self.score)
+    saved = self._checkpoints.restore(
+      state, len(self.history), functools.partial(seal_lib.require, self._folder)
+    )
     if saved is None and not self._checkpoints.is_empty():
       raise InputError(
         f"no checkpoint in {self._folder.checkpoints} is sound and goes with "
@@ -85,6 +96,7 @@ class Journal:
     self.history = self.history[: saved.round] if saved else []
     self._checkpoints.discard_after(len(self.history))
     self._folder.keep_metrics(self.history)
+    self._seal = self._seal._replace(history=seal_lib.of_history(self.history))
     return saved
 
   def note(
@@ -113,7 +125,9 @@ class Journal:
       # The row first: a row without a checkpoint is dropped and made anew, but a
       # checkpoint without its row would leave a gap.
       self._folder.append_metrics(record)
-      self._checkpoints.save(Saved(number, state, self.best))
+      history = seal_lib.extended(self._seal.history, record)
+      self._seal = self._seal._replace(history=history)
+      self._checkpoints.save(Saved(number, state, self.best), self._seal)
     on_round(record)
 
 
@@ -132,44 +146,24 @@ def finished(
   return sum(record["clients_answered"] > 0 for record in since) >= patience
 
 
-def best_round(history: list[Record], score: str = "val_rmse") -> int:
-  """The first round, counted from 1, with the lowest validation score."""
-  return int(np.argmin([record[score] for record in history])) + 1
-
-
 def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
   """The fields of `summary.json`."""
-  config = experiment.config
-  number = best_round(history, experiment.stopping_score)
-  best = history[number - 1]
-  summary: dict[str, Any] = {
+  unit = "std of target" if experiment.dataset.standardised_error else "target"
+  known = scores(history, experiment.stopping_score)
+  low, high = exact_range(known["test_coverage95"], len(experiment.test.y))
+  return {
     "dataset": experiment.dataset.name,
-    "method": config.method,
+    "method": experiment.config.method,
     "num_clients": experiment.num_clients,
-    "seed": config.seed,
+    "seed": experiment.config.seed,
     "train_rows": len(experiment.split.train),
     "validation_rows": len(experiment.validation.y),
     "test_rows": len(experiment.test.y),
-    "rounds": len(history),
-    "best_round": number,
-    **{f"val_{name}": best[f"val_{name}"] for name in _VALIDATION_SCORES},
-    "test_rmse": best["test_rmse"],
-    "min_test_rmse": min(record["test_rmse"] for record in history),
-  }
-  for name in _TEST_SCORES[1:]:
-    summary[f"test_{name}"] = best[f"test_{name}"]
-  low, high = exact_range(best["test_coverage95"], len(experiment.test.y))
-  summary |= {
+    "rmse_unit": unit,
+    **known,
     "test_coverage95_low": low,
     "test_coverage95_high": high,
-    "noise_std": best["noise_std"],
-    "prior_std": best["prior_std"],
-    "rmse_unit": "std of target" if experiment.dataset.standardised_error else "target",
-    "floats_up": sum(record["floats_up"] for record in history),
-    "floats_down": sum(record["floats_down"] for record in history),
-    "seconds": sum(record["seconds"] for record in history),
   }
-  return summary
 
 
 def in_unit(scores: dict[str, Any], scale: float) -> dict[str, float]:
@@ -196,8 +190,8 @@ def _record(
     "round": number,
     "train_nll": float(info.train_nll) + math.log(scale),
   }
-  record |= {f"val_{name}": in_validation[name] for name in _VALIDATION_SCORES}
-  record |= {f"test_{name}": in_test[name] for name in _TEST_SCORES}
+  record |= {f"val_{name}": in_validation[name] for name in VALIDATION_SCORES}
+  record |= {f"test_{name}": in_test[name] for name in TEST_SCORES}
   return record | {
     "noise_std": float(noise_std) * scale,
     "prior_std": float(prior_std) * scale,

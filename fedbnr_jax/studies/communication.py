@@ -12,6 +12,7 @@ import pandas as pd
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.report import curves, tables
 from fedbnr_jax.run.records import RunFolder
+from fedbnr_jax.run.summary import read_history, read_summary
 
 
 class Comparison(NamedTuple):
@@ -41,13 +42,15 @@ def read(paths: Sequence[pathlib.Path], goal: float | None = None) -> Comparison
   widest = max(config.hidden_size for config in configs.values())
   for path, config in configs.items():
     folder = RunFolder(path)
-    summary = folder.summary()
-    if summary is None:
+    if not folder.finished.exists():
       raise InputError(f"the training in {path} is not finished: let it finish.")
+    score = f"val_{config.stop_on}"
+    history = read_history(folder, score)
+    summary = read_summary(folder, config, history)
     if summary["floats_up"] + summary["floats_down"] == 0:
       raise InputError(f"{path} is of method {config.method!r}, which sends nothing.")
     cells.add((summary["dataset"], summary["num_clients"], summary["rmse_unit"]))
-    frame = progress(folder.metrics_frame(), f"val_{config.stop_on}")
+    frame = progress(pd.DataFrame(history), score)
     runs.setdefault(label(config, widest), []).append(frame)
   if len(cells) > 1:
     raise InputError(

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from tqdm import tqdm
 
 from fedbnr_jax import precision, workflow
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.files import TEXT
 from fedbnr_jax.run import cores
 from fedbnr_jax.run.training import NonFiniteError
 
@@ -59,8 +59,8 @@ def prepare(log: str) -> None:
   """
   os.environ.update(cores.one_thread_environment())
   _print_to(log)
-  sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-  sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+  sys.stdout = open(1, "w", buffering=1, closefd=False, **TEXT)  # noqa: SIM115
+  sys.stderr = open(2, "w", buffering=1, closefd=False, **TEXT)  # noqa: SIM115
   # tqdm's own lock is one between processes, which a kill would leave behind.
   tqdm.set_lock(threading.RLock())
   faulthandler.enable()  # A crash of compiled code leaves a traceback in the log.
@@ -116,14 +116,15 @@ def _interrupt(signal_number: int, frame: FrameType | None) -> None:
 
 
 def _end_with_parent() -> None:
-  """Ends this process when the one that started it is gone, even by SIGKILL."""
-  parent, main = multiprocessing.parent_process(), threading.main_thread().ident
-  if parent is None or main is None:
-    return
-  parent.join()
-  signal.pthread_kill(main, signal.SIGTERM)
-  time.sleep(GRACE)
-  os._exit(1)
+  """Ends this process when the one that started it is gone, even by SIGKILL.
+
+  At once: until then the run is locked, and a sweep that is started again could not
+  take it up. Half a checkpoint is dropped then.
+  """
+  parent = multiprocessing.parent_process()
+  if parent is not None:
+    parent.join()
+    os._exit(1)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from typing import Any
 import ml_collections
 import pandas as pd
 
-from fedbnr_jax.files import explain_os_errors, replacing
+from fedbnr_jax.files import TEXT, explain_os_errors, replacing
 from fedbnr_jax.run.records import RunFolder
 from fedbnr_jax.sweep.grid import Run
 
@@ -43,7 +43,7 @@ class RunTable:
       if failure is None:
         file.unlink(missing_ok=True)
       else:
-        file.write_text(failure)
+        file.write_text(failure, **TEXT)
 
   def write(self) -> None:
     """Writes the table; not before the first run has ended."""
@@ -67,7 +67,10 @@ class RunTable:
     if summary:
       self._summaries[run.name] = summary
     elif self._failure_file(run).exists():
-      state = {"status": "failed", "reason": self._failure_file(run).read_text()}
+      # Tables hold text only, and a file may be named by something else.
+      file = self._failure_file(run)
+      reason = file.read_text(encoding="utf-8", errors="replace")
+      state = {"status": "failed", "reason": reason}
     else:
       return []
     fields = {f"config.{name}": v for name, v in run.fields if name not in known}

@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 
+from fedbnr_jax.files import TEXT
 from fedbnr_jax.run import cores
 from fedbnr_jax.run.local_processes import is_stopped
 from fedbnr_jax.sweep import jobs
@@ -142,7 +143,7 @@ class Worker:
     return f"killed by {name}{hint}"
 
   def _last_line(self) -> str:
-    lines = self._log.read_text(errors="replace").split("\n")
+    lines = self._log.read_text(**TEXT).split("\n")
     return next(
       (line.strip() for line in reversed(lines) if line.strip()), "no message"
     )

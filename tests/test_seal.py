@@ -1,0 +1,256 @@
+"""A stranger among the files of a run is named in a line, and nothing is changed."""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from fedbnr_jax import files, ledger_file, model, workflow
+from fedbnr_jax.release import folder as release
+from fedbnr_jax.run import checkpoints, seal, summary
+from fedbnr_jax.run.records import RunFolder
+from launch import predict as launch_predict
+from tests.runs import assert_refused, table, timeless, tiny
+
+CONFIG = {"kernel": "gaussian", "num_rounds": 4, "patience": 4}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> pathlib.Path:
+  """A folder with two runs, `a` and `b`, and `a` as it was after three rounds."""
+  home = tmp_path_factory.mktemp("trained")
+  workflow.train(tiny(**CONFIG), home / "a")
+  workflow.train(tiny(**CONFIG, seed=1), home / "b")
+  shutil.copytree(home / "a", home / "stopped")
+  (home / "stopped" / "summary.json").unlink()
+  (home / "stopped" / "checkpoint" / "4.npz").unlink()
+  return home
+
+
+@pytest.fixture
+def copy(trained, tmp_path):
+  """Copies one of the runs."""
+
+  def make(name: str = "a") -> RunFolder:
+    shutil.copytree(trained / name, tmp_path / "run")
+    return RunFolder(tmp_path / "run")
+
+  return make
+
+
+def go_on(folder: RunFolder) -> None:
+  workflow.train(tiny(**CONFIG), folder.path)
+
+
+def contents(folder: RunFolder) -> dict[pathlib.Path, bytes]:
+  found = [path for path in folder.path.rglob("*") if path.name != ".lock"]
+  return {path: path.read_bytes() for path in found if path.is_file()}
+
+
+def edit(name: str, **changes):
+  """Changes fields of a JSON file."""
+
+  def change(folder: RunFolder) -> None:
+    path = folder.path / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+  return change
+
+
+def change_cell(column: str, text: str):
+  """Changes a cell in the second row of the history."""
+
+  def change(folder: RunFolder) -> None:
+    path = folder.path / "metrics.csv"
+    rows = [line.split(",") for line in path.read_text().splitlines()]
+    rows[2][rows[0].index(column)] = text
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
+
+  return change
+
+
+STRANGERS = {
+  "a forged row": (change_cell("val_rmse", "0.5"), ["metrics.csv is not"]),
+  "a row of NaN": (change_cell("test_nll", "nan"), ["metrics.csv is not"]),
+  "preprocessing": (edit("preprocessing.json", target_std=9.0), ["preprocessing.json"]),
+  "clients": (edit("clients.json", names=["x", "y"]), ["clients.json is not"]),
+}
+
+
+@pytest.mark.parametrize("case", STRANGERS)
+@pytest.mark.parametrize(
+  "name, use", [("a", lambda f: model.load(f.path)), ("stopped", go_on)]
+)
+def test_a_changed_file_is_named_and_nothing_is_lost(copy, case: str, name: str, use):
+  folder, (change, parts) = copy(name), STRANGERS[case]
+  change(folder)
+  before = contents(folder)
+  assert_refused(lambda: use(folder), *parts, "restore it")
+  assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+  "name, use, newest",
+  [("a", lambda f: model.load(f.path), "4.npz"), ("stopped", go_on, "3.npz")],
+)
+def test_a_checkpoint_of_another_run_is_named(trained, copy, name: str, use, newest):
+  folder = copy(name)
+  for path in folder.checkpoints.iterdir():
+    shutil.copy(trained / "b" / "checkpoint" / path.name, path)
+  before = contents(folder)
+  parts = [newest, "another run", "'config.json'", "'metrics.csv'", "remove it"]
+  assert_refused(lambda: use(folder), *parts)
+  assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+  "change, parts",
+  [
+    (edit("config.json", num_samples=5), ["config.json is not what it was"]),
+    (edit("data.json", features=["z"]), ["data.json is not what it was"]),
+    (edit("summary.json", test_rmse=0.1), ["summary.json", "test_rmse is 0.1"]),
+    (edit("summary.json", seed=3), ["summary.json", "seed is 3"]),
+  ],
+)
+def test_a_loaded_model_goes_with_all_files(copy, change, parts):
+  folder = copy()
+  change(folder)
+  assert_refused(lambda: model.load(folder.path), *parts, "restore it")
+
+
+def test_rows_after_the_end_are_not_the_trainings(copy):
+  folder = copy()
+  folder.append_metrics(folder.metrics()[-1] | {"round": 5})
+  assert_refused(lambda: model.load(folder.path), "metrics.csv has 5 rows", "wrote 4")
+
+
+def test_a_row_that_is_missing_shows(copy):
+  folder = copy()
+  folder.keep_metrics(folder.metrics()[:3])
+  assert_refused(lambda: model.load(folder.path), "metrics.csv is not what it was")
+
+
+def test_seconds_formatting_and_the_order_of_columns_are_free(copy):
+  folder = copy()
+  change_cell("seconds", "99.0")(folder)
+  records = [dict(reversed(record.items())) for record in folder.metrics()]
+  folder.keep_metrics(records)
+  edit("config.json")(folder)
+  assert model.load(folder.path).records[1]["seconds"] == 99.0
+
+
+def test_a_history_of_rows_is_that_of_one_after_another():
+  rows = [{"round": 1, "a": 0.1, "seconds": 3.0}, {"round": 2, "a": 0.2}]
+  one = seal.extended(seal.of_history([]), rows[0])
+  assert seal.extended(one, rows[1]) == seal.of_history(rows)
+  assert one == seal.of_history([{"a": 0.1, "round": 1, "seconds": 4.0}])
+  assert len({one, seal.of_history(rows), seal.of_history(rows[::-1])}) == 3
+
+
+def test_a_checkpoint_that_is_written_anew_still_belongs(copy):
+  folder = copy()
+  for path in folder.checkpoints.iterdir():
+    content = checkpoints.read(path)
+    arrays = {name: np.zeros_like(array) for name, array in content.arrays.items()}
+    checkpoints.write(path, content._replace(arrays=arrays))
+  assert not model.load(folder.path).state.server.stats.gram.any()
+  newest = checkpoints.read(folder.checkpoints / "4.npz")
+  assert newest.seal == seal.of_folder(folder, 4)
+
+
+def without_seals(folder: RunFolder) -> None:
+  """Makes the folder one of the version before."""
+  for path in folder.checkpoints.iterdir():
+    checkpoints.write(path, checkpoints.read(path)._replace(seal=None))
+
+
+def test_a_folder_of_the_version_before_is_read_with_a_warning(trained, copy):
+  folder = copy("stopped")
+  without_seals(folder)
+  with pytest.warns(UserWarning, match=r"3\.npz was written by an earlier version"):
+    model.load(folder.path)
+  with pytest.warns(UserWarning, match="cannot be checked"):
+    go_on(folder)
+  assert timeless(folder.metrics()) == timeless(RunFolder(trained / "a").metrics())
+  model.load(folder.path)  # What it wrote now has a seal.
+
+
+def test_a_model_other_than_the_one_of_the_summary_is_not_loaded(copy):
+  folder = copy()
+  best = folder.summary()["best_round"]
+  assert best < 4
+  (folder.checkpoints / "4.npz").write_bytes(b"")
+  with pytest.warns(UserWarning, match="round 4 is damaged"):
+    assert model.load(folder.path).summary["best_round"] == best
+  records = folder.metrics()
+  records[3]["val_rmse"] = 1e-9  # As if round 4 had been the best.
+  folder.keep_metrics(records)
+  folder.write_summary(folder.summary() | summary.scores(records))
+  with pytest.warns(UserWarning, match="round 4 is damaged"):
+    assert_refused(
+      lambda: model.load(folder.path), "best round", "is 4", "of round 3", "remove"
+    )
+
+
+def test_rows_that_left_stay_out_when_a_summary_is_made_anew(copy):
+  folder = copy()
+  ledger = ledger_file.read(folder.posterior)
+  change = {"action": "remove", "table": "some.csv", "rows": 1}
+  ledger_file.write(folder.posterior, ledger._replace(changes=(change,)))
+  before = folder.posterior.read_bytes()
+  folder.finished.unlink()
+  go_on(folder)
+  assert folder.summary() is not None
+  assert folder.posterior.read_bytes() == before
+
+
+# ------------------------------------------------------------------------- released
+
+
+NOTE = {
+  **{"epsilon": 1.0, "delta": 1e-5, "protects": "a row", "sampler": "dice"},
+  **{"noise_in_words": "none", "spent_in_total": {"releases": 1, "epsilon": 1.0}},
+}
+
+
+@pytest.fixture
+def released(copy) -> RunFolder:
+  """A run with a release, whose statistics are the exact ones."""
+  folder = copy()
+  loaded = model.load(folder.path)
+  server = loaded.state.server
+  release.write(folder, loaded, server.stats, server.posterior, NOTE)
+  return folder
+
+
+def test_a_release_belongs_with_its_files(released, trained, tmp_path):
+  table().features.assign(x0=0.5).to_csv(tmp_path / "new.csv", index=False)
+
+  def use() -> None:
+    launch_predict.predict(
+      str(released.path), str(tmp_path / "new.csv"), str(tmp_path / "o.csv"), True
+    )
+
+  inner = RunFolder(released.released)
+  before = contents(inner)
+  release.load(released.path)
+  edit("config.json", num_samples=5)(inner)
+  assert_refused(use, "released/config.json is not what it was", "model.npz")
+  edit("config.json", num_samples=4)(inner)
+  edit("preprocessing.json", target_std=9.0)(inner)
+  assert_refused(use, "released is of another run", "restore it")
+  shutil.copytree(inner.path, tmp_path / "alone")
+  alone = tmp_path / "alone"
+  assert_refused(lambda: release.load(alone), "preprocessing.json is not")
+  for path, content in before.items():
+    path.write_bytes(content)
+  arrays, note = files.read_arrays(inner.path / "model.npz")
+  files.write_arrays(
+    inner.path / "model.npz", arrays | {"moment": arrays["moment"][1:]}, note
+  )
+  assert_refused(use, "model.npz is damaged", "digest")
+  files.write_arrays(inner.path / "model.npz", arrays)
+  with pytest.warns(UserWarning, match="earlier version"):
+    release.load(released.path)
