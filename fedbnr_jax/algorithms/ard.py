@@ -8,9 +8,8 @@ and the last layer then takes more. The result does not depend on who holds whic
 
 import ml_collections
 
-from fedbnr_jax.algorithms import exact, fedbnr, kernels, last_layer
+from fedbnr_jax.algorithms import exact, fedbnr, kernels, last_layer, wide_layer
 from fedbnr_jax.algorithms.proposals import follow_gradient
-from fedbnr_jax.algorithms.wide_layer import widened
 from fedbnr_jax.federated.algorithm import FederatedAlgorithm
 from fedbnr_jax.federated.optimizers import lbfgs
 
@@ -35,15 +34,10 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     noise="constant" if wide else options.noise,
     **shared,
   )
-  if wide is None:
-    return trained
-  return widened(
+  return wide_layer.from_config(
+    config,
     trained,
     trained.stages,
-    wide,
     scales=last_layer.evidence_scales,
     noise=options.noise,
-    with_noise=config.with_noise,
-    initial_noise_std=config.initial_noise_std,
-    initial_prior_std=config.initial_prior_std,
   )

@@ -12,10 +12,9 @@ import chex
 import ml_collections
 import optax
 
-from fedbnr_jax.algorithms import fedbnr, kernels, last_layer, settings
+from fedbnr_jax.algorithms import fedbnr, kernels, last_layer, settings, wide_layer
 from fedbnr_jax.algorithms.proposals import follow_gradient, follow_majoriser
 from fedbnr_jax.algorithms.safeguard import accept_or_return, first_descent
-from fedbnr_jax.algorithms.wide_layer import widened
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
 from fedbnr_jax.federated.exchange import Exchange, Stage
@@ -209,17 +208,12 @@ def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
     num_warm_up=num_warm_up,
     **shared,
   )
-  if wide is None:
-    return algorithm
-  return widened(
+  return wide_layer.from_config(
+    config,
     algorithm,
     algorithm.stages,
-    wide,
     scales=last_layer.evidence_scales,
     noise=options.noise,
-    with_noise=config.with_noise,
-    initial_noise_std=config.initial_noise_std,
-    initial_prior_std=config.initial_prior_std,
   )
 
 

@@ -7,8 +7,7 @@ import jax
 import ml_collections
 import optax
 
-from fedbnr_jax.algorithms import kernels, last_layer, settings
-from fedbnr_jax.algorithms.wide_layer import widened
+from fedbnr_jax.algorithms import kernels, last_layer, settings, wide_layer
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.aggregation import Aggregator
@@ -273,21 +272,15 @@ def _build(
   config: ml_collections.ConfigDict, aggregator: Aggregator, **scales: Any
 ) -> FederatedAlgorithm:
   algorithm = narrow_from_config(config, aggregator, **scales)
-  wide = kernels.wide_from_config(config)
-  if wide is None:
-    return algorithm
-  if scales.get("feedback"):
+  if scales.get("feedback") and config.posterior_samples:
     raise InputError(
       "config.evidence.feedback and config.posterior_samples do not go together: the "
       "kernel's own σ and λ are of other draws."
     )
-  return widened(
+  return wide_layer.from_config(
+    config,
     algorithm,
     (Stage(algorithm.stages[0].exchanges[:1]),),  # Phase 1.
-    wide,
     scales=scales.get("scales", last_layer.trained_scales),
     noise="varying" if scales.get("varying_noise") else "constant",
-    with_noise=config.with_noise,
-    initial_noise_std=config.initial_noise_std,
-    initial_prior_std=config.initial_prior_std,
   )

@@ -47,6 +47,13 @@ def wide_from_config(config: ml_collections.ConfigDict) -> urk.FeatureMap | None
   return from_config(config, wanted) if wanted else None
 
 
+def draws_field(config: ml_collections.ConfigDict) -> str:
+  """Names the field that says how many draws the last layer has."""
+  group = "sparse." if config.method == SPARSE else ""
+  wide = _fields(config)["posterior_samples"]
+  return f"{group}{'posterior_samples' if wide else 'num_samples'}"
+
+
 def of_last_layer(config: ml_collections.ConfigDict) -> urk.FeatureMap:
   """Builds the kernel whose features the last layer has."""
   return wide_from_config(config) or from_config(config)

@@ -8,8 +8,9 @@ trained lives in a server state of its own, inside the one whose last layer pred
 import dataclasses
 
 import chex
+import ml_collections
 
-from fedbnr_jax.algorithms import last_layer
+from fedbnr_jax.algorithms import kernels, last_layer
 from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
 from fedbnr_jax.federated.exchange import Exchange, Message, Stage
 from fedbnr_jax.federated.federation import Rows, ServerSet
@@ -74,6 +75,30 @@ def widened(
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
     calibrate=held_out if noise == "held-out" else no_calibration,
+  )
+
+
+def from_config(
+  config: ml_collections.ConfigDict,
+  trained: FederatedAlgorithm,
+  stages: tuple[Stage, ...],
+  *,
+  scales: last_layer.Scales,
+  noise: str,
+) -> FederatedAlgorithm:
+  """Gives a method the wider last layer that its config asks for, if it does."""
+  wide = kernels.wide_from_config(config)
+  if wide is None:
+    return trained
+  return widened(
+    trained,
+    stages,
+    wide,
+    scales=scales,
+    noise=noise,
+    with_noise=config.with_noise,
+    initial_noise_std=config.initial_noise_std,
+    initial_prior_std=config.initial_prior_std,
   )
 
 

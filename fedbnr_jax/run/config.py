@@ -10,7 +10,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.participation import STATISTICS_FROM
 from fedbnr_jax.federated.partition import PARTITIONERS
-from fedbnr_jax.gp import experts
+from fedbnr_jax.gp import experts, urk
 from fedbnr_jax.names import require_choice
 
 
@@ -184,6 +184,7 @@ _AT_LEAST_ONE = (
   "pfedgp.num_inducing",
   "fedloc.num_inducing",
   "fedloc.num_iterations",
+  "sparse.num_steps",
 )
 _POSITIVE = (
   "learning_rate",
@@ -194,6 +195,7 @@ _POSITIVE = (
   "fedloc.rho",
   "fedloc.proximity",
   "fedloc.length_scale",
+  "ard.length_scale",
 )
 _CHOICES = {
   "dtype": ("float32", "float64"),
@@ -205,6 +207,9 @@ _CHOICES = {
   "exact.optimizer": tuple(exact.OPTIMIZERS),
   "evidence.noise": fedbnr.NOISES,
   "exact.noise": exact.NOISES,
+  "sparse.noise": exact.NOISES,
+  "ard.basis": urk.BASES,
+  "sparse.basis": urk.BASES,
   "pfedgp.objective": pfedgp.OBJECTIVES,
   "fedloc.rule": tuple(experts.RULES),
 }
@@ -231,10 +236,16 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise InputError(
       f"config.num_clients must be at least 1, got {config.num_clients}."
     )
-  if config.num_samples < 2:
-    raise InputError(
-      f"config.num_samples must be at least 2, got {config.num_samples}."
-    )
+  for name in ("num_samples", "sparse.num_samples"):
+    if get(config, name) < 2:
+      raise InputError(f"config.{name} must be at least 2, got {get(config, name)}.")
+  for name in ("posterior_samples", "sparse.posterior_samples"):
+    value = get(config, name)
+    if value < 0 or value == 1:
+      raise InputError(
+        f"config.{name} must be at least 2, or 0 for as many as in training, got "
+        f"{value}."
+      )
   if config.min_noise_std > config.initial_noise_std:
     raise InputError(
       f"config.min_noise_std ({config.min_noise_std}) must not exceed "

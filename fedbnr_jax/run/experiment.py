@@ -27,8 +27,9 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import federation as federation_lib
 from fedbnr_jax.federated import partition as partition_lib
 from fedbnr_jax.federated.federation import Federation, ServerSet
+from fedbnr_jax.gp import urk
 from fedbnr_jax.run import config as config_lib
-from fedbnr_jax.run import input_summary
+from fedbnr_jax.run import input_summary, memory
 
 # Streams of randomness drawn from the one seed. What depends on the number of
 # clients has a stream of its own, so that the others do not.
@@ -136,10 +137,8 @@ def build(
     dtype=config.dtype,
     on_host=True,  # Whoever trains puts them where they belong.
   )
-  if method.random_features and kernels.from_config(config).needs_inputs:
-    # Of all training rows at once: the same draws, whoever holds which rows.
-    summary = input_summary.summarise(inputs[split.train], preprocessor)
-    federation = federation.replace(inputs=summary)
+  if method.random_features:
+    federation = _with_summary(config, federation, inputs[split.train], preprocessor)
   validation = split.validation
   if method.distils:
     server, validation = _server_rows(config, validation)
@@ -210,6 +209,26 @@ def with_bounds_read(config: ml_collections.ConfigDict) -> ml_collections.Config
   own = ml_collections.ConfigDict(config.to_dict())
   own.data.bounds = bounds.text
   return own
+
+
+def _with_summary(
+  config: ml_collections.ConfigDict,
+  federation: Federation,
+  inputs: np.ndarray,
+  preprocessor: Preprocessor,
+) -> Federation:
+  """Adds what the kernel needs to know of the inputs; refuses one too large."""
+  kernel = kernels.of_last_layer(config)
+  if kernel.needs_inputs:
+    # Of all training rows at once: the same draws, whoever holds which rows.
+    federation = federation.replace(
+      inputs=input_summary.summarise(inputs, preprocessor)
+    )
+  row = jnp.zeros((1, inputs.shape[1]), config.dtype)
+  num_features = urk.num_features(kernel, row, federation.inputs)
+  field = kernels.draws_field(config)
+  memory.require(num_features, field, config_lib.get(config, field))
+  return federation
 
 
 def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:

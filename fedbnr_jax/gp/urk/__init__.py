@@ -11,11 +11,12 @@ from fedbnr_jax.gp.urk.base import (
 from fedbnr_jax.gp.urk.deep_kernels import deep, replicate
 from fedbnr_jax.gp.urk.fourier import SPECTRA, random_fourier, sample_spectrum
 from fedbnr_jax.gp.urk.inducing_inputs import InputSummary, inducing
-from fedbnr_jax.gp.urk.names import KERNELS, ard, build, parts
+from fedbnr_jax.gp.urk.names import BASES, KERNELS, ard, build, parts
 from fedbnr_jax.gp.urk.products import exponential, linear, polynomial
 from fedbnr_jax.gp.urk.sums import add
 
 __all__ = [
+  "BASES",
   "KERNELS",
   "SPECTRA",
   "FeatureMap",
