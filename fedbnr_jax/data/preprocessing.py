@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax.data import ranges
+from fedbnr_jax.data import encoding, ranges
 from fedbnr_jax.data.bounds import Bounds, Interval, clipped, even_spread
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
@@ -132,11 +132,11 @@ class Preprocessor:
         UserWarning,
         stacklevel=2,
       )
-    target_mean, target_std = _moments(
+    target_mean, target_std = encoding.moments(
       np.asarray(targets, np.float64)[:, None], [target_name]
     )
-    raw = _raw_inputs(features, numeric, categories)
-    mean, std = _moments(raw, _input_names(numeric, categories))
+    raw = encoding.raw_inputs(features, numeric, categories)
+    mean, std = encoding.moments(raw, encoding.input_names(numeric, categories))
     return cls(
       numeric_columns=tuple(numeric),
       categories=tuple(categories),
@@ -156,7 +156,7 @@ class Preprocessor:
   @property
   def input_names(self) -> tuple[str, ...]:
     """The names of the D inputs; an indicator is called `column=category`."""
-    return tuple(_input_names(self.numeric_columns, self.categories))
+    return tuple(encoding.input_names(self.numeric_columns, self.categories))
 
   @property
   def categorical_columns(self) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class Preprocessor:
         f"columns {listing(missing)} are missing from the features: the model was "
         f"trained with {listing(needed)}"
       )
-    raw = _raw_inputs(features, self.numeric_columns, self.categories)
+    raw = encoding.raw_inputs(features, self.numeric_columns, self.categories)
     for column, values in self.categories:
       unseen = sorted(set(features[column].astype(str)) - set(values))
       if unseen:
@@ -297,75 +297,6 @@ class Preprocessor:
         f"preprocessing record is malformed ({error}): restore it or train again"
       ) from error
     return made
-
-
-def _raw_inputs(
-  features: pd.DataFrame,
-  numeric: list[str] | tuple[str, ...],
-  categories: list | tuple,
-) -> np.ndarray:
-  """Stacks numeric columns and 0/1 indicators, `[N, D]`, before standardising."""
-  blocks = [_numbers(features, column)[:, None] for column in numeric]
-  for column, values in categories:
-    # get_indexer returns -1 for an unknown value, which leaves the row no indicator.
-    labels = features[column].astype(str).to_numpy(object)
-    codes = pd.Index(values, dtype=object).get_indexer(labels)
-    blocks.append((codes[:, None] == np.arange(len(values))).astype(np.float64))
-  return np.concatenate(blocks, axis=1)
-
-
-def _numbers(features: pd.DataFrame, column: str) -> np.ndarray:
-  """Returns one numeric column `[N]` as float64, and refuses a value not finite."""
-  series = features[column]
-  if not pd.api.types.is_numeric_dtype(series):
-    raise InputError(
-      f"column {column!r} is to be numeric but holds {series.dtype} values: parse "
-      "the table with parse_features first"
-    )
-  values = series.to_numpy(np.float64, na_value=np.nan)
-  finite = np.isfinite(values)
-  if not finite.all():
-    raise InputError(
-      f"column {column!r} is missing or not finite in row "
-      f"{int(np.argmin(finite)) + 1}: correct or drop that row"
-    )
-  return values
-
-
-def _moments(
-  values: np.ndarray, names: list[str]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Returns mean and standard deviation of each column of values `[N, D]`.
-
-  Raises:
-    InputError: If a column is constant, or too wide for float64 to square.
-  """
-  with np.errstate(over="ignore", invalid="ignore"):
-    mean, std = values.mean(axis=0), values.std(axis=0)
-  for name, low, high, deviation in zip(
-    names, values.min(axis=0), values.max(axis=0), std, strict=True
-  ):
-    if low == high:
-      raise InputError(
-        f"column {name!r} is constant (value {float(low)}) over the training rows: "
-        "nothing to predict"
-      )
-    if not (np.isfinite(deviation) and deviation > 0):
-      raise InputError(
-        f"column {name!r} runs from {float(low)} to {float(high)}, too far or too "
-        "little for float64 statistics: rescale it"
-      )
-  return tuple(mean.tolist()), tuple(std.tolist())
-
-
-def _input_names(
-  numeric: list[str] | tuple[str, ...], categories: list | tuple
-) -> list[str]:
-  """Returns the names of the D inputs."""
-  indicators = [
-    f"{column}={value}" for column, values in categories for value in values
-  ]
-  return [*numeric, *indicators]
 
 
 def _strings(values: Any) -> tuple[str, ...]:
