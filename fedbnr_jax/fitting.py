@@ -14,7 +14,7 @@ from fedbnr_jax import precision, workflow
 from fedbnr_jax.data import Bounds, Dataset, load_table, read_bounds, tables
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.model import Model
-from fedbnr_jax.names import suggestion
+from fedbnr_jax.names import nearest
 from fedbnr_jax.progress import ProgressBar
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
@@ -235,11 +235,30 @@ def _config(
   for given, value in fields.items():
     name = given.replace("__", ".")
     if name not in known:
-      raise InputError(f"there is no field {given!r}: {suggestion(name, known)}.")
+      raise _unknown_field(given, known)
     plain = value.item() if isinstance(value, np.generic) else value
     try:
       config.update_from_flattened_dict({name: plain})
     except (TypeError, ValueError) as error:
-      raise InputError(f"the field {given!r} cannot be {value!r}: {error}") from error
+      kind = type(config_lib.get(config, name)).__name__
+      raise InputError(
+        f"the field {given!r} cannot be {value!r}: its kind is {kind!r}."
+      ) from error
   config_lib.validate(config)
   return config
+
+
+def _unknown_field(given: str, known: Sequence[str]) -> InputError:
+  """The error of a keyword that names no field, with the nearest that does."""
+  name = given.replace("__", ".")
+  if name.startswith("data."):
+    return InputError(
+      f"there is no field {given!r}: the data are what fit is given, with target=, "
+      "client=, features=, categorical= and bounds=."
+    )
+  near = nearest(name, known)
+  hint = f"did you mean {near.replace('.', '__')!r}? " if near else ""
+  return InputError(
+    f"there is no field {given!r}: {hint}The fields are those of a config, see "
+    "fedbnr_jax/run/config.py."
+  )

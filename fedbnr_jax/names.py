@@ -27,11 +27,17 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     The end of an error message, on one line.
   """
   known = list(known)
+  near = nearest(name, known)
+  choice = f"choose from {listing(known)}"
+  return f"did you mean {near!r}? {choice}" if near else choice
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+  """Returns the known name that was probably meant, if one is near enough."""
   # Upper and lower case is the commonest slip, so it must not count as distance.
   by_fold = {candidate.casefold(): candidate for candidate in known}
   near = difflib.get_close_matches(name.casefold(), by_fold, n=1)
-  choice = f"choose from {listing(known)}"
-  return f"did you mean {by_fold[near[0]]!r}? {choice}" if near else choice
+  return by_fold[near[0]] if near else None
 
 
 def require_choice(what: str, value: str, choices: Iterable[str]) -> None:

@@ -68,7 +68,7 @@ def update(
   )
 
   if changed.traces.erasable:
-    print("Rows have left the posterior, and --erase can take them out of:")
+    print("Rows have left the posterior; a call with --erase alone takes them out of:")
     _print_list(changed.traces.erasable)
   if changed.traces.lasting:
     print("What --erase cannot take rows that have left out of:")

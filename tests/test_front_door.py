@@ -376,7 +376,7 @@ def twice() -> pd.DataFrame:
     (houses(), {"features": ["aera"]}, ["'aera'", "did you mean 'area'"]),
     (houses(), {"categorical": ["heatin"]}, ["'heatin'", "did you mean 'heating'"]),
     (houses(), {"num_round": 3}, ["'num_round'", "did you mean 'num_rounds'"]),
-    (houses(), {"fedloc__roh": 3.0}, ["'fedloc__roh'", "did you mean 'fedloc.rho'"]),
+    (houses(), {"fedloc__roh": 3.0}, ["'fedloc__roh'", "did you mean 'fedloc__rho'"]),
     (houses(), {"data__path": "t.csv"}, ["'data__path'"]),
     (houses(), {"num_rounds": "ten"}, ["'num_rounds'", "'ten'"]),
     (houses(), {"num_rounds": 0}, ["num_rounds", "at least 1"]),
