@@ -57,6 +57,18 @@ def work():
 """
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+  """Lets programs be interrupted, also where the shell of the tests ignores that.
+
+  A shell without job control has what runs in its background ignore interruptions, and
+  so does nohup; whoever they start inherits it.
+  """
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
 def ended(*command: str, **environment: str) -> tuple[int, str]:
   """The status of a Python program, and what it says."""
   done = subprocess.run(
