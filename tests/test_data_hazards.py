@@ -18,11 +18,12 @@ def warned(values: np.ndarray, **columns) -> list[str]:
   return said_of(pd.DataFrame({"a": values, **columns}))
 
 
-def said_of(features: pd.DataFrame) -> list[str]:
-  fitted = Preprocessor.fit(features.iloc[TRAIN], np.arange(160.0), "y")
+def said_of(features: pd.DataFrame, targets: np.ndarray | None = None) -> list[str]:
+  targets = np.arange(float(NUM_ROWS)) if targets is None else targets
+  fitted = Preprocessor.fit(features.iloc[TRAIN], targets[TRAIN], "y")
   with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    warn_of_hazards(features, TRAIN, fitted)
+    warn_of_hazards(features, targets, len(TRAIN), fitted)
   return [str(one.message) for one in caught]
 
 
@@ -36,6 +37,16 @@ def test_a_cell_that_dwarfs_its_column_is_named(cell):
   values[row] = cell
   (said,) = warned(values)
   assert said.startswith(f"row {row + 1}, column 'a': {cell:g} is so far from")
+
+
+def test_held_out_rows_and_targets_are_looked_at_too():
+  held_out = next(row for row in range(NUM_ROWS) if row not in TRAIN)
+  values = normal()
+  values[held_out] = 1e6
+  (said,) = warned(values)
+  assert said.startswith(f"row {held_out + 1}, column 'a': 1e+06")
+  (said,) = said_of(pd.DataFrame({"a": normal()}), values)
+  assert said.startswith(f"row {held_out + 1}, column 'y': 1e+06")
 
 
 def test_a_code_for_missing_values_is_one_warning():

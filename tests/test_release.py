@@ -394,6 +394,12 @@ def test_one_release_at_a_time(run):
   assert not (run / "released").exists()
 
 
+def test_a_budget_that_is_gone_is_not_taken_for_an_empty_one(run):
+  publish(run, 1.0)
+  (run / "budget.json").unlink()
+  assert_refused(lambda: publish(run, 1.0), "budget.json", "is not in", "restore it")
+
+
 def test_a_damaged_budget_is_not_taken_for_an_empty_one(run):
   for content in ("", "{}", '{"releases": [{}]}', "[]"):
     (run / "budget.json").write_text(content)
@@ -410,6 +416,8 @@ def test_a_damaged_budget_is_not_taken_for_an_empty_one(run):
     ({"delta": 1 / 160}, ["δ = 0.00625", "1/n", "160 training rows"]),
     ({"delta": 0.1}, ["1/n"]),
     ({"noise": "local"}, ["noise", "'central'"]),
+    ({"budget": math.nan}, ["--budget", "nan"]),
+    ({"budget": math.inf}, ["--budget", "inf"]),
   ],
 )
 def test_what_is_no_promise_is_refused(run, change, parts):

@@ -22,20 +22,26 @@ _MOST = 0.05
 
 
 def warn_of_hazards(
-  features: pd.DataFrame, train: np.ndarray, preprocessor: Preprocessor
+  features: pd.DataFrame,
+  targets: np.ndarray,
+  num_train: int,
+  preprocessor: Preprocessor,
 ) -> None:
   """Warns of single cells that dwarf their column, and of more inputs than rows.
 
   Args:
-    features: `[N, columns]` the raw features of a dataset.
-    train: `[num_train]` row numbers of the training rows.
-    preprocessor: Fitted to the training rows.
+    features: `[N, columns]` the raw features of a dataset; also of rows that are held
+      out, whose scores such a cell would spoil.
+    targets: `[N]` its raw targets.
+    num_train: How many of the rows are trained on.
+    preprocessor: Fitted to those.
   """
-  for column in preprocessor.numeric_columns:
-    values = features[column].to_numpy(np.float64)[train]
+  columns = {c: features[c].to_numpy(np.float64) for c in preprocessor.numeric_columns}
+  columns[preprocessor.target_name] = np.asarray(targets, np.float64)
+  for column, values in columns.items():
     far = _far_cells(values)
     if len(far):
-      row, count = int(train[far[0]]), len(far)
+      row, count = int(far[0]), len(far)
       warnings.warn(
         f"{place(features, row)}, column {column!r}: {values[far[0]]:g} is so far from "
         f"the others (median {np.median(values):g}) that these look alike beside it"
@@ -44,9 +50,9 @@ def warn_of_hazards(
         UserWarning,
         stacklevel=3,
       )
-  if preprocessor.num_inputs > len(train):
+  if preprocessor.num_inputs > num_train:
     warnings.warn(
-      f"{preprocessor.num_inputs} inputs for {len(train)} training rows: error bars "
+      f"{preprocessor.num_inputs} inputs for {num_train} training rows: error bars "
       "may be far too narrow; predict from fewer columns (`features`), or give more "
       "rows",
       UserWarning,

@@ -208,6 +208,13 @@ def _require_budget(
 ) -> None:
   """Refuses a release that would spend more than was said."""
   new = releases[-1]
+  if budget is not None and not 0 < budget < math.inf:
+    raise InputError(f"--budget must be a positive number, got {budget}.")
+  if len(releases) == 1 and folder.released.exists():
+    raise InputError(
+      f"{budget_lib.NAME}, which says what {folder.released} has spent, is not in "
+      f"{folder.path}: restore it."
+    )
   allowed = new.epsilon if budget is None else budget
   if total > allowed * (1 + 1e-9):
     before = [one.rho for one in releases[:-1]]

@@ -119,7 +119,7 @@ def build(
     dataset = load_dataset(config)
   split = dataset.split or random_split(_rng(config, _SPLIT), dataset.num_rows)
   preprocessor = _preprocessor(config, dataset, split)
-  warn_of_hazards(dataset.features, split.train, preprocessor)
+  warn_of_hazards(dataset.features, dataset.targets, len(split.train), preprocessor)
   inputs = preprocessor.transform(dataset.features)
   targets = preprocessor.standardise(dataset.targets)
   preprocessor.warn_of_clipped_targets(dataset.targets)
