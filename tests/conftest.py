@@ -8,6 +8,7 @@ numerical code it is most often a slip.
 
 import os
 import pathlib
+import sys
 from collections.abc import Iterator
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -35,6 +36,8 @@ jax.config.update(
   "jax_compilation_cache_dir", str(pathlib.Path(_CACHE).expanduser() / "xla")
 )
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+_COUNT = pytest.StashKey[int]()  # Tests that this process has run.
 
 # Fixed examples: a failure seen once is seen by everyone, every time.
 hypothesis.settings.register_profile(
@@ -90,6 +93,26 @@ def on_four_devices(tmp_path_factory: pytest.TempPathFactory) -> dict:
   from tests.runs import once
 
   return once(tmp_path_factory, "on_four_devices", four_devices.results)
+
+
+# A compiled program is some dozens of memory maps, of which Linux lets a process have
+# 65,530 by default; the next program would abort it.
+_MOST_MAPS = 30_000
+_CHECKED_EVERY = 20  # Tests: counting the maps takes milliseconds.
+
+
+@pytest.fixture(autouse=True)
+def few_memory_maps(request: pytest.FixtureRequest) -> Iterator[None]:
+  """Forgets compiled programs before a process has too many of them."""
+  yield
+  maps = pathlib.Path("/proc/self/maps")
+  if maps.exists():
+    request.config.stash[_COUNT] = count = request.config.stash.get(_COUNT, 0) + 1
+    if count % _CHECKED_EVERY == 0 and maps.read_bytes().count(b"\n") > _MOST_MAPS:
+      jax.clear_caches()
+      # Their programs would be traced again, which tests of traces would count twice.
+      if shared := sys.modules.get("tests.methods"):
+        shared.compiled.cache_clear()
 
 
 def pytest_terminal_summary(
