@@ -127,9 +127,13 @@ def base() -> ml_collections.ConfigDict:
   config.sparse = ml_collections.ConfigDict()
   config.sparse.kernel = "matern32+linear"
   config.sparse.basis = "inducing"  # Or "fourier".
-  config.sparse.num_samples = 400  # Inducing inputs, or frequencies, in training.
-  config.sparse.posterior_samples = 1000  # Of the last layer; 0: the same.
-  config.sparse.num_steps = 10  # Of L-BFGS in a round.
+  # Inducing inputs, or frequencies, of the first round, and its steps of L-BFGS; 0:
+  # the first round is like the others.
+  config.sparse.start_samples = 200
+  config.sparse.start_steps = 50
+  config.sparse.num_samples = 800  # In the rounds after it.
+  config.sparse.num_steps = 10
+  config.sparse.posterior_samples = 2000  # Of the last layer; 0: as `num_samples`.
   # Whether the objective charges for the variance that inducing features lose.
   config.sparse.trace = False
   config.sparse.noise = "varying"  # As config.exact.noise.
@@ -185,6 +189,7 @@ _AT_LEAST_ONE = (
   "fedloc.num_inducing",
   "fedloc.num_iterations",
   "sparse.num_steps",
+  "sparse.start_steps",
 )
 _POSITIVE = (
   "learning_rate",
@@ -239,12 +244,15 @@ def validate(config: ml_collections.ConfigDict) -> None:
   for name in ("num_samples", "sparse.num_samples"):
     if get(config, name) < 2:
       raise InputError(f"config.{name} must be at least 2, got {get(config, name)}.")
-  for name in ("posterior_samples", "sparse.posterior_samples"):
+  for name, zero in (
+    ("posterior_samples", "as many as in training"),
+    ("sparse.posterior_samples", "as many as in training"),
+    ("sparse.start_samples", "none before config.sparse.num_samples"),
+  ):
     value = get(config, name)
     if value < 0 or value == 1:
       raise InputError(
-        f"config.{name} must be at least 2, or 0 for as many as in training, got "
-        f"{value}."
+        f"config.{name} must be at least 2, or 0 for {zero}, got {value}."
       )
   if config.min_noise_std > config.initial_noise_std:
     raise InputError(
