@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedbnr_jax import erasure, ledger_changes, ledger_file, membership, precision
+from fedbnr_jax.data.ranges import warn_of_joining
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.state import State
 from fedbnr_jax.files import explain_os_errors
@@ -126,8 +127,8 @@ def _removed(
 
 
 def _added(ledger: Ledger, trained: Model, tables: Tables, allow_equal: bool) -> Ledger:
-  """The ledger with the rows of tables."""
-  client = trained.config.data.client
+  """The ledger with the rows of tables; warns of those unlike the training's."""
+  client, outside = trained.config.data.client, []
   for source, table in tables:
     if client and client not in table.columns:
       raise InputError(
@@ -137,6 +138,9 @@ def _added(ledger: Ledger, trained: Model, tables: Tables, allow_equal: bool) ->
     ledger = ledger_changes.with_rows(
       ledger, trained.rows(table), source, _statistics(trained), allow_equal=allow_equal
     )
+    outside.append((trained.outside(table), source))
+  for cells, source in outside:  # After all of them: a refusal is one line.
+    warn_of_joining(cells, source)
   return ledger
 
 
