@@ -83,6 +83,8 @@ def _change_rows(
   if not trained.scores:
     raise InputError(f"the training in {workdir} is not finished: let it finish.")
   trained.require_global_layer()
+  with precision.float64():
+    precision.warn_of_float32(precision.POSTERIOR)
   before = ledger_file.read(folder.posterior)
   membership.require_kernel(before, trained.state, folder.posterior)
   ledger, passed_over = _removed(before, trained, remove)

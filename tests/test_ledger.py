@@ -62,6 +62,15 @@ def assert_unchanged(run, call, *parts):
 # ------------------------------------------------------------------------------ digits
 
 
+def test_a_posterior_in_float32_says_so_once(run, x64_off, monkeypatch):
+  wide = change_rows(run)  # Without a warning: float64 is switched on inside.
+  monkeypatch.setenv("JAX_ENABLE_X64", "0")  # As on a device that has none.
+  with pytest.warns(UserWarning, match="JAX_ENABLE_X64.*posterior.*float32") as caught:
+    narrow = change_rows(run, add=[("a.csv", new(5)), ("b.csv", new(7))])
+  assert len(caught) == 1
+  assert narrow.num_rows == wide.num_rows + 12
+
+
 def test_a_table_that_joins_and_leaves_takes_no_digits_with_it(run):
   at_first = ledger_of(run).stats
   noise = change_rows(run).noise_std
