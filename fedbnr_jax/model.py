@@ -187,6 +187,10 @@ class Model:
       owners = tables.parse_clients(table, client)
     return OwnedRows(self._inputs(table, self._parsed(table)), y, owners)
 
+  def outside(self, table: pd.DataFrame) -> pd.DataFrame:
+    """Marks the cells [N, columns] of a table outside what was trained on."""
+    return self.preprocessor.outside(self._parsed(table))
+
   def statistics(
     self, rows: OwnedRows, transform: Callable[[Any], Any] | None = None
   ) -> blr.SufficientStats:

@@ -50,6 +50,7 @@ def predict(
     Mean [N] and variance [N] of the standardised target, noise included.
   """
   with precision.float64():
+    precision.warn_of_float32(precision.PREDICTIONS, once=True)
     jitted = _jitted(method_key(config))
     parts = [
       _predict_chunk(jitted, state, x[start : start + _CHUNK])

@@ -231,6 +231,16 @@ def _with_summary(
   return federation
 
 
+def seed_configs(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
+  """A config for each of `num_seeds` seeds, from `seed` on."""
+  configs = []
+  for seed in range(config.seed, config.seed + config.num_seeds):
+    own = ml_collections.ConfigDict(config.to_dict())
+    own.seed, own.num_seeds = seed, 1
+    configs.append(own)
+  return configs
+
+
 def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:
   """An experiment each for `num_seeds` seeds, from `seed` on, all of the same shapes.
 
@@ -240,11 +250,7 @@ def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:
   config_lib.validate(config)
   if config.num_seeds == 1:
     return [build(config)]
-  experiments = []
-  for seed in range(config.seed, config.seed + config.num_seeds):
-    own = ml_collections.ConfigDict(config.to_dict())
-    own.seed, own.num_seeds = seed, 1
-    experiments.append(build(own))
+  experiments = [build(own) for own in seed_configs(config)]
   num_rows = max(one.federation.clients.y.shape[1] for one in experiments)
   experiments = [
     dataclasses.replace(

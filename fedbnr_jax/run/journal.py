@@ -7,6 +7,7 @@ from typing import Any
 
 import chex
 import jax
+import ml_collections
 import numpy as np
 
 from fedbnr_jax.errors import InputError
@@ -24,6 +25,7 @@ from fedbnr_jax.run.summary import (
   VALIDATION_SCORES,
   best_round,
   read_history,
+  read_outcome,
   scores,
 )
 
@@ -164,6 +166,32 @@ def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
     "test_coverage95_low": low,
     "test_coverage95_high": high,
   }
+
+
+def require_own_files(folder: RunFolder, config: ml_collections.ConfigDict) -> None:
+  """Raises InputError unless the files of a finished run belong together.
+
+  The newest checkpoint vouches for them by its note, as when the model is loaded. A
+  folder without checkpoints passes: who wants the scores alone may delete them.
+
+  Args:
+    folder: The run's.
+    config: Of the run, and of no other seed.
+  """
+  if not folder.checkpoints.is_dir():
+    return
+  checkpoints = Checkpoints(folder.checkpoints)
+  if checkpoints.is_empty():
+    return
+  folder.check(config)
+  found = checkpoints.newest_note()
+  if found is None:
+    raise InputError(
+      f"no checkpoint in {folder.checkpoints} is sound: restore one; or to start from "
+      f"round 1, remove {folder.path}."
+    )
+  seal_lib.require(folder, found.round, found.seal)
+  read_outcome(folder, config, found.round)
 
 
 def in_unit(scores: dict[str, Any], scale: float) -> dict[str, float]:
