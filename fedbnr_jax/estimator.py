@@ -40,6 +40,7 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
     kernel: "deep", or one without a network, such as "gaussian".
     hidden_size: Width of the network.
     num_samples: Random draws of the kernel's features.
+    inputs: "standard", or "scores" where columns have long tails.
     random_state: The seed; or, drawn from a generator, one that differs by call.
     options: Any other fields of a config, such as `{"fedloc.rho": 10.0}`.
 
@@ -61,6 +62,7 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
     kernel: str = "deep",
     hidden_size: int = 200,
     num_samples: int = 50,
+    inputs: str = "standard",
     random_state: Any = 0,
     options: Mapping[str, Any] | None = None,
   ) -> None:
@@ -73,6 +75,7 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
     self.kernel = kernel
     self.hidden_size = hidden_size
     self.num_samples = num_samples
+    self.inputs = inputs
     self.random_state = random_state
     self.options = options
 
@@ -94,6 +97,7 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
     parameters = self.get_params(deep=False)
     options = parameters.pop("options") or {}
     parameters["seed"] = _seed(parameters.pop("random_state"))
+    parameters["data.inputs"] = parameters.pop("inputs")
     trained = fit_arrays(X, y, clients, {**parameters, **options})
     # Without the rows, which a pickle of the estimator would carry along.
     self.model_ = dataclasses.replace(trained, source=None)

@@ -22,6 +22,8 @@ from fedbnr_jax.run import training
 from fedbnr_jax.run.coverage import warn_of_coverage
 
 _TARGET, _CLIENT = "y", "client"  # Columns of a frame that is made from arrays.
+# Fields of `config.data` that do not say what the data are.
+_DATA_FIELDS = ("data.raw_target", "data.inputs")
 
 
 def fit(
@@ -34,6 +36,7 @@ def fit(
   features: Sequence[str] | None = None,
   categorical: Sequence[str] = (),
   bounds: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+  inputs: str = "standard",
   method: str = "fedbnr-ev",
   seed: int = 0,
   folder: str | os.PathLike[str] | None = None,
@@ -59,6 +62,8 @@ def fit(
     bounds: What columns may hold, the target included, as a mapping or a JSON file:
       `{"age": [0, 120], "sex": ["f", "m"], "price": [0, 1e6]}`. With it nothing of the
       rows is in the standardisation, as a private release needs.
+    inputs: "standard" for numeric features of mean zero and deviation one, "scores" for
+      normal scores of their ranks, where columns have long tails.
     method: One of `algorithms.METHODS`.
     seed: Drives everything random: split, partition, initialisation, sampling.
     folder: Where to write the run as it goes, as `launch.train` does. A run that was
@@ -74,7 +79,7 @@ def fit(
     InputError: If the data, a field or the folder cannot be used.
     NonFiniteError: If the training diverges.
   """
-  fields = {"method": method, "seed": seed, **fields}
+  fields = {"method": method, "seed": seed, "data.inputs": inputs, **fields}
   if y is None:
     if clients is not None:
       raise InputError(
@@ -229,7 +234,7 @@ def _config(
   known = [
     name
     for name in config_lib.field_names(config)
-    if not name.startswith("data.") or name == "data.raw_target"
+    if not name.startswith("data.") or name in _DATA_FIELDS
   ]
   known.remove("num_seeds")  # One call, one model.
   for given, value in fields.items():
@@ -254,7 +259,7 @@ def _unknown_field(given: str, known: Sequence[str]) -> InputError:
   if name.startswith("data."):
     return InputError(
       f"there is no field {given!r}: the data are what fit is given, with target=, "
-      "client=, features=, categorical= and bounds=."
+      "client=, features=, categorical=, bounds= and inputs=."
     )
   near = nearest(name, known)
   hint = f"did you mean {near.replace('.', '__')!r}? " if near else ""

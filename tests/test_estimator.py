@@ -184,3 +184,16 @@ def test_without_scikit_learn_the_rest_works_and_a_line_says_what_to_do():
   )
   assert "pip install 'fedbnr-jax[sklearn]'" in done.stdout
   assert done.stdout.count("\n") == 1
+
+
+def test_scores_are_those_of_fit():
+  x, y = arrays()
+  x = np.exp(3 * x)
+  fields = {name: value for name, value in SMALL.items() if name != "options"}
+  wanted = fb.fit(x, y, inputs="scores", progress=False, **fields, **SMALL["options"])
+  fitted = small(inputs="scores").fit(x, y)
+  assert fitted.model_.preprocessor == wanted.preprocessor
+  assert len(wanted.preprocessor.input_scores) == 10
+  np.testing.assert_array_equal(
+    fitted.predict(x), wanted.predict(x, warn=False)["mean"]
+  )

@@ -3,16 +3,20 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax.data import encoding, ranges
+from fedbnr_jax.data import encoding, preprocessing_record, ranges, scores
 from fedbnr_jax.data.bounds import Bounds, Interval, clipped, even_spread
+from fedbnr_jax.data.scores import ScoreMap
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
+
+# What becomes of numeric columns: mean zero and deviation one, or normal scores.
+INPUTS = ("standard", "scores")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +24,9 @@ class Preprocessor:
   """A preprocessor turns raw columns into D standardised inputs, targets into z-scores.
 
   Numeric columns come first, then an indicator (0 or 1) for each category of each
-  categorical column; every input is then standardised. All fields are plain Python
-  values, so that two preprocessors compare by `==` and survive JSON unchanged.
+  categorical column; every input is then standardised, and numeric ones may be mapped
+  to normal scores. All fields are plain Python values, so that two preprocessors
+  compare by `==` and survive JSON unchanged.
 
   Attributes:
     numeric_columns: Names of numeric columns that vary over the training rows.
@@ -37,6 +42,8 @@ class Preprocessor:
     target_bounds: Declared bounds of the target, or None.
     numeric_ranges: Pairs (lowest, highest training value), one for each numeric column;
       () if they are not known, as in a record of an older version.
+    input_scores: Maps of the standardised numeric columns to normal scores, one for
+      each; () where they are left standardised.
   """
 
   numeric_columns: tuple[str, ...]
@@ -49,6 +56,7 @@ class Preprocessor:
   numeric_ranges: tuple[tuple[float, float], ...] = ()
   input_bounds: tuple[Interval, ...] = ()
   target_bounds: Interval | None = None
+  input_scores: tuple[ScoreMap, ...] = ()
 
   @classmethod
   def from_bounds(
@@ -93,7 +101,11 @@ class Preprocessor:
 
   @classmethod
   def fit(
-    cls, features: pd.DataFrame, targets: np.ndarray, target_name: str
+    cls,
+    features: pd.DataFrame,
+    targets: np.ndarray,
+    target_name: str,
+    inputs: str = "standard",
   ) -> "Preprocessor":
     """Learns the statistics from training rows.
 
@@ -102,6 +114,7 @@ class Preprocessor:
         columns.
       targets: `[N]` raw targets of the training rows.
       target_name: Name of the target, for messages.
+      inputs: One of `INPUTS`, what becomes of numeric columns.
 
     Returns:
       The fitted preprocessor. Constant columns are left out with a warning.
@@ -137,6 +150,10 @@ class Preprocessor:
     )
     raw = encoding.raw_inputs(features, numeric, categories)
     mean, std = encoding.moments(raw, encoding.input_names(numeric, categories))
+    maps: tuple[ScoreMap, ...] = ()
+    if inputs == "scores":
+      # All rows at once: what is used of them are sums, the same in any parts.
+      maps = scores.fit([_standardised(raw, mean, std)], numeric)
     return cls(
       numeric_columns=tuple(numeric),
       categories=tuple(categories),
@@ -146,6 +163,7 @@ class Preprocessor:
       target_mean=target_mean[0],
       target_std=target_std[0],
       numeric_ranges=ranges.numeric_ranges(features, numeric),
+      input_scores=maps,
     )
 
   @property
@@ -164,6 +182,19 @@ class Preprocessor:
     return tuple(column for column, _ in self.categories)
 
   @property
+  def largest_input(self) -> float | None:
+    """The largest size of an input of any row; None where numbers are not bounded."""
+    num_numeric = len(self.numeric_columns)
+    ends = (*self.input_bounds, *[(0.0, 1.0)] * (self.num_inputs - num_numeric))
+    if self.input_scores:
+      ends = (*[(0.0, 0.0)] * num_numeric, *ends)  # Scores have a reach of their own.
+    if len(ends) < self.num_inputs:
+      return None
+    reach = np.abs(_standardised(np.transpose(ends), self.input_mean, self.input_std))
+    scored = [one.reach for one in self.input_scores]
+    return float(max([*scored, *reach[:, len(scored) :].flat]))
+
+  @property
   def target_reach(self) -> float | None:
     """The largest size of a standardised target within bounds; None without bounds."""
     if self.target_bounds is None:
@@ -171,6 +202,21 @@ class Preprocessor:
     return float(np.max(np.abs(self.standardise(np.array(self.target_bounds)))))
 
   def transform(self, features: pd.DataFrame) -> np.ndarray:
+    """Makes the inputs of rows, as `standardised` and `scored` do one after the other.
+
+    Args:
+      features: `[N, columns]` raw features.
+
+    Returns:
+      `[N, D]` float64 inputs.
+    """
+    return self.scored(self.standardised(features))
+
+  def scored(self, inputs: np.ndarray) -> np.ndarray:
+    """Maps standardised inputs `[N, D]` to normal scores, where these are wanted."""
+    return scores.apply(self.input_scores, inputs) if self.input_scores else inputs
+
+  def standardised(self, features: pd.DataFrame) -> np.ndarray:
     """Encodes and standardises rows; values outside of declared bounds are clipped.
 
     Args:
@@ -207,7 +253,7 @@ class Preprocessor:
       raw[:, : len(columns)] = clipped(
         raw[:, : len(columns)], columns, self.input_bounds
       )
-    return (raw - np.array(self.input_mean)) / np.array(self.input_std)
+    return _standardised(raw, self.input_mean, self.input_std)
 
   def outside(self, features: pd.DataFrame) -> pd.DataFrame:
     """Marks the cells of parsed features that lie outside what was trained on.
@@ -243,15 +289,7 @@ class Preprocessor:
 
   def to_json(self) -> dict[str, Any]:
     """Returns a record of JSON types, from which `from_json` restores every bit."""
-    record = dataclasses.asdict(self)
-    record["categories"] = [[name, list(values)] for name, values in self.categories]
-    for field in ("numeric_columns", "input_mean", "input_std"):
-      record[field] = list(record[field])
-    record["input_bounds"] = [list(interval) for interval in self.input_bounds]
-    target = self.target_bounds
-    record["target_bounds"] = None if target is None else list(target)
-    record["numeric_ranges"] = [list(pair) for pair in self.numeric_ranges]
-    return record
+    return preprocessing_record.to_json(dataclasses.asdict(self))
 
   @classmethod
   def from_json(cls, record: Mapping[str, Any]) -> "Preprocessor":
@@ -260,63 +298,12 @@ class Preprocessor:
     Raises:
       InputError: If the record is malformed.
     """
-    try:
-      made = cls(
-        numeric_columns=_strings(record["numeric_columns"]),
-        categories=tuple(
-          (_strings([name])[0], _strings(values))
-          for name, values in record["categories"]
-        ),
-        input_mean=_floats(record["input_mean"]),
-        input_std=_floats(record["input_std"]),
-        target_name=_strings([record["target_name"]])[0],
-        target_mean=_floats([record["target_mean"]])[0],
-        target_std=_floats([record["target_std"]])[0],
-        numeric_ranges=tuple(
-          (low, high) for low, high in map(_floats, record.get("numeric_ranges", ()))
-        ),
-        # Folders of older versions have no bounds.
-        input_bounds=tuple(_interval(pair) for pair in record.get("input_bounds", ())),
-        target_bounds=_interval(record["target_bounds"])
-        if record.get("target_bounds")
-        else None,
-      )
-      if not len(made.input_names) == len(made.input_mean) == len(made.input_std):
-        raise ValueError("numbers of inputs, means and deviations differ")
-      for pairs in (made.input_bounds, made.numeric_ranges):
-        if pairs and len(pairs) != len(made.numeric_columns):
-          raise ValueError("numbers of numeric columns and of their ranges differ")
-      if min(*made.input_std, made.target_std) <= 0:
-        raise ValueError("a standard deviation is not positive")
-    except KeyError as error:
-      raise InputError(
-        f"preprocessing record lacks the field {error}: restore it or train again"
-      ) from error
-    except (TypeError, ValueError) as error:
-      raise InputError(
-        f"preprocessing record is malformed ({error}): restore it or train again"
-      ) from error
-    return made
+    return cls(**preprocessing_record.fields_of(record))
 
 
-def _strings(values: Any) -> tuple[str, ...]:
-  """Returns the values as a tuple, or raises a TypeError if one is not a string."""
-  if isinstance(values, str) or not all(isinstance(value, str) for value in values):
-    raise TypeError(f"{values!r} is not a list of strings")
-  return tuple(values)
-
-
-def _interval(values: Any) -> Interval:
-  """Returns the two numbers of an interval, or raises if there are not two."""
-  low, high = _floats(values)
-  return low, high
-
-
-def _floats(values: Any) -> tuple[float, ...]:
-  """Returns the values as floats, or raises if one is not a finite number."""
-  if not all(isinstance(value, (int, float)) for value in values):
-    raise TypeError(f"{values!r} is not a list of numbers")
-  numbers = tuple(float(value) for value in values)
-  if not all(map(math.isfinite, numbers)):
-    raise ValueError("a statistic is not finite")
-  return numbers
+def _standardised(
+  raw: np.ndarray, mean: Sequence[float], std: Sequence[float]
+) -> np.ndarray:
+  """Centres and scales values `[N, D]`; what float64 cannot hold becomes infinite."""
+  with np.errstate(over="ignore"):
+    return (raw - np.array(mean)) / np.array(std)

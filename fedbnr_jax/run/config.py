@@ -6,6 +6,7 @@ from typing import Any
 import ml_collections
 
 from fedbnr_jax.algorithms import exact, fedbnr, pfedgp
+from fedbnr_jax.data import preprocessing
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.participation import STATISTICS_FROM
@@ -164,6 +165,9 @@ def base() -> ml_collections.ConfigDict:
   # as {"age": [0, 120], "sex": ["f", "m"]}, the target included. They take the place of
   # the training rows' means and deviations; values outside are clipped.
   config.data.bounds = ""
+  # Numeric inputs: "standard", of mean zero and deviation one; or "scores", the normal
+  # quantiles of their ranks among the training rows, for columns with long tails.
+  config.data.inputs = "standard"
 
   # Whether scored error bars are of the target, or, as in the paper's formula of a
   # Gaussian process, of the function.
@@ -201,6 +205,7 @@ _CHOICES = {
   "dtype": ("float32", "float64"),
   "partition": ("auto", "column", *PARTITIONERS),
   "data.source": ("synthetic", "uci", "table"),
+  "data.inputs": preprocessing.INPUTS,
   "mean.scales": aggregation.SCALES,
   "statistics_from": STATISTICS_FROM,
   "stop_on": ("rmse", "nll"),
@@ -277,6 +282,12 @@ def validate(config: ml_collections.ConfigDict) -> None:
   ):
     if get(config, name) < 0:
       raise InputError(f"config.{name} must not be negative, got {get(config, name)}.")
+  if config.data.bounds and config.data.inputs != "standard":
+    raise InputError(
+      f"config.data.inputs is {config.data.inputs!r}, but quantiles of the rows would "
+      "give away what config.data.bounds is to keep: choose 'standard', or leave the "
+      "bounds out."
+    )
   _validate_distillation(config.kd)
   _validate_layout(config)
 
