@@ -197,3 +197,15 @@ def test_scores_are_those_of_fit():
   np.testing.assert_array_equal(
     fitted.predict(x), wanted.predict(x, warn=False)["mean"]
   )
+
+
+def test_missing_cells_are_taken_if_wanted():
+  x, y = arrays()
+  x[::9, 3] = np.nan
+  with pytest.raises(ValueError, match="NaN"):
+    small().fit(x, y)
+  fitted = small(missing="impute").fit(x, y)
+  assert fitted.model_.preprocessor.input_names[-1] == "x3 is missing"
+  assert np.isfinite(fitted.predict(x)).all()
+  assert not small().__sklearn_tags__().input_tags.allow_nan
+  assert fitted.__sklearn_tags__().input_tags.allow_nan

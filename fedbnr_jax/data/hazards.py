@@ -47,7 +47,7 @@ def warn_of_hazards(
       row, count = int(far[0]), len(far)
       warnings.warn(
         f"{place(features, row)}, column {column!r}: {values[far[0]]:g} is so far from "
-        f"the others (median {np.median(values):g}) that these look alike beside it"
+        f"the others (median {np.nanmedian(values):g}) that these look alike beside it"
         f"{f' (such cells: {count})' if count > 1 else ''}: correct it, drop the row, "
         f"take logarithms of the column{', or data.inputs=scores' if is_input else ''}",
         UserWarning,
@@ -65,6 +65,9 @@ def warn_of_hazards(
 
 def _far_cells(values: np.ndarray) -> np.ndarray:
   """Returns the positions of cells that dwarf a column `[N]`, the farthest first."""
+  present = np.flatnonzero(~np.isnan(values))
+  if len(present) < len(values):
+    return present[_far_cells(values[present])]
   distances = np.abs(values - np.median(values))
   order = np.argsort(-distances, kind="stable")
   ranked = distances[order]

@@ -36,10 +36,19 @@ class Marginal(NamedTuple):
   Attributes:
     values: `[B]` mean value of each bin that is not empty, ascending.
     levels: `[B]` share of rows below that bin, with half of those in it.
+    counts: `[B]` rows in that bin.
   """
 
   values: np.ndarray
   levels: np.ndarray
+  counts: np.ndarray
+
+  def median(self) -> float:
+    """Returns the middle value, or the mean of the two middle ones."""
+    above = np.cumsum(self.counts)
+    low = np.searchsorted(2 * above, above[-1], side="left")
+    high = np.searchsorted(2 * above, above[-1], side="right")
+    return 0.5 * float(self.values[low] + self.values[high])
 
   def scores(self, x: np.ndarray) -> np.ndarray:
     """Maps values `[N]` to normal scores `[N]`, also values that were never seen.
@@ -117,10 +126,10 @@ def wide_bins(counts: np.ndarray) -> np.ndarray:
 def marginal(sums: BinSums) -> Marginal:
   """Reads the distribution off summed bins."""
   full = sums.counts > 0
-  counts = sums.counts[full].astype(np.float64)
+  counts = sums.counts[full]
   levels = (np.cumsum(counts) - 0.5 * counts) / counts.sum()
   # Rounding of sums must not disturb the order.
-  return Marginal(np.maximum.accumulate(sums.sums[full] / counts), levels)
+  return Marginal(np.maximum.accumulate(sums.sums[full] / counts), levels, counts)
 
 
 def fit(parts: Sequence[np.ndarray]) -> Marginal:

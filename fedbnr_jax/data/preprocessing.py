@@ -1,16 +1,21 @@
 """Standardises inputs and target by training rows alone, or by declared bounds."""
 
 import dataclasses
-import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax.data import encoding, preprocessing_record, ranges, scores
-from fedbnr_jax.data.bounds import Bounds, Interval, clipped, even_spread
+from fedbnr_jax.data import (
+  encoding,
+  missing_cells,
+  preprocessing_record,
+  ranges,
+  scores,
+)
+from fedbnr_jax.data.bounds import Bounds, Interval, clipped
+from fedbnr_jax.data.missing_cells import Imputation
 from fedbnr_jax.data.scores import ScoreMap
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
@@ -23,10 +28,11 @@ INPUTS = ("standard", "scores")
 class Preprocessor:
   """A preprocessor turns raw columns into D standardised inputs, targets into z-scores.
 
-  Numeric columns come first, then an indicator (0 or 1) for each category of each
-  categorical column; every input is then standardised, and numeric ones may be mapped
-  to normal scores. All fields are plain Python values, so that two preprocessors
-  compare by `==` and survive JSON unchanged.
+  Numeric columns come first, then an indicator (0 or 1) for each of them that lacked
+  cells in training, and for each category of each categorical column; every input is
+  then standardised, and numeric ones may be mapped to normal scores. All fields are
+  plain Python values, so that two preprocessors compare by `==` and survive JSON
+  unchanged.
 
   Attributes:
     numeric_columns: Names of numeric columns that vary over the training rows.
@@ -44,6 +50,8 @@ class Preprocessor:
       () if they are not known, as in a record of an older version.
     input_scores: Maps of the standardised numeric columns to normal scores, one for
       each; () where they are left standardised.
+    imputation: What stands in for missing cells, and which columns have an input that
+      says where; None where no cell may be missing.
   """
 
   numeric_columns: tuple[str, ...]
@@ -57,6 +65,7 @@ class Preprocessor:
   input_bounds: tuple[Interval, ...] = ()
   target_bounds: Interval | None = None
   input_scores: tuple[ScoreMap, ...] = ()
+  imputation: Imputation | None = None
 
   @classmethod
   def from_bounds(
@@ -72,32 +81,7 @@ class Preprocessor:
     Raises:
       InputError: If a column has no bounds, or those of another kind.
     """
-    is_number = {c: pd.api.types.is_numeric_dtype(features[c]) for c in features}
-    numeric = tuple(str(column) for column, number in is_number.items() if number)
-    categories = tuple(
-      (str(column), bounds.categories(str(column)))
-      for column, number in is_number.items()
-      if not number
-    )
-    intervals = tuple(bounds.interval(column) for column in numeric)
-    spread = [even_spread(*interval) for interval in intervals]
-    for _, values in categories:
-      share = 1.0 / len(values)
-      spread += [(share, math.sqrt(share * (1.0 - share)))] * len(values)
-    target = bounds.interval(target_name)
-    target_mean, target_std = even_spread(*target)
-    return cls(
-      numeric_columns=numeric,
-      categories=categories,
-      input_mean=tuple(mean for mean, _ in spread),
-      input_std=tuple(std for _, std in spread),
-      target_name=target_name,
-      target_mean=target_mean,
-      target_std=target_std,
-      numeric_ranges=intervals,
-      input_bounds=intervals,
-      target_bounds=target,
-    )
+    return cls(**bounds.preprocessing(features, target_name))
 
   @classmethod
   def fit(
@@ -106,6 +90,7 @@ class Preprocessor:
     targets: np.ndarray,
     target_name: str,
     inputs: str = "standard",
+    missing: str = "error",
   ) -> "Preprocessor":
     """Learns the statistics from training rows.
 
@@ -115,6 +100,7 @@ class Preprocessor:
       targets: `[N]` raw targets of the training rows.
       target_name: Name of the target, for messages.
       inputs: One of `INPUTS`, what becomes of numeric columns.
+      missing: "error", or "impute" where cells of features may be missing.
 
     Returns:
       The fitted preprocessor. Constant columns are left out with a warning.
@@ -122,41 +108,26 @@ class Preprocessor:
     Raises:
       InputError: If the target or every column is constant, or a value is not finite.
     """
-    numeric: list[str] = []
-    categories: list[tuple[str, tuple[str, ...]]] = []
-    constant: list[str] = []
-    for column in features.columns:
-      if features[column].nunique(dropna=False) < 2:
-        constant.append(column)
-      elif pd.api.types.is_numeric_dtype(features[column]):
-        numeric.append(column)
-      else:
-        values = sorted(str(value) for value in features[column].unique())
-        categories.append((column, tuple(values)))
-    if not numeric and not categories:
-      raise InputError(
-        f"no feature varies over the {len(features)} training rows "
-        f"(columns {listing(constant)}): add an input that does"
-      )
-    if constant:
-      warnings.warn(
-        f"dropped features that are constant over the training rows: "
-        f"{listing(constant)}",
-        UserWarning,
-        stacklevel=2,
-      )
+    kinds = encoding.kinds_of(features)
+    numeric, num_numeric = kinds.numeric, len(kinds.numeric)
+    marked = kinds.marked if missing == "impute" else None
     target_mean, target_std = encoding.moments(
       np.asarray(targets, np.float64)[:, None], [target_name]
     )
-    raw = encoding.raw_inputs(features, numeric, categories)
-    mean, std = encoding.moments(raw, encoding.input_names(numeric, categories))
+    raw = encoding.raw_inputs(features, numeric, kinds.categories, marked)
+    names = encoding.input_names(numeric, kinds.categories, marked)
+    mean, std = encoding.moments(raw, names)
+    # All rows at once: what is used of them are sums, the same in any parts.
     maps: tuple[ScoreMap, ...] = ()
     if inputs == "scores":
-      # All rows at once: what is used of them are sums, the same in any parts.
       maps = scores.fit([_standardised(raw, mean, std)], numeric)
+    imputation = None
+    if marked is not None:
+      medians = map(missing_cells.median, raw.T[:num_numeric, None], mean, std)
+      imputation = Imputation(tuple(medians), marked)
     return cls(
-      numeric_columns=tuple(numeric),
-      categories=tuple(categories),
+      numeric_columns=numeric,
+      categories=kinds.categories,
       input_mean=mean,
       input_std=std,
       target_name=target_name,
@@ -164,6 +135,7 @@ class Preprocessor:
       target_std=target_std[0],
       numeric_ranges=ranges.numeric_ranges(features, numeric),
       input_scores=maps,
+      imputation=imputation,
     )
 
   @property
@@ -174,12 +146,33 @@ class Preprocessor:
   @property
   def input_names(self) -> tuple[str, ...]:
     """The names of the D inputs; an indicator is called `column=category`."""
-    return tuple(encoding.input_names(self.numeric_columns, self.categories))
+    return tuple(
+      encoding.input_names(self.numeric_columns, self.categories, self._marked)
+    )
+
+  @property
+  def _marked(self) -> tuple[str, ...] | None:
+    return None if self.imputation is None else self.imputation.marked
+
+  @property
+  def missing(self) -> str:
+    """What becomes of missing cells: "error" or "impute"."""
+    return "error" if self.imputation is None else "impute"
+
+  @property
+  def number_columns(self) -> tuple[str, ...]:
+    """The names of columns of numbers, also of those that only say what they lack."""
+    return tuple(dict.fromkeys([*self.numeric_columns, *(self._marked or ())]))
 
   @property
   def categorical_columns(self) -> tuple[str, ...]:
     """The names of categorical columns that vary over the training rows."""
     return tuple(column for column, _ in self.categories)
+
+  @property
+  def num_categories(self) -> int:
+    """The number of inputs that stand for a category."""
+    return sum(len(values) for _, values in self.categories)
 
   @property
   def largest_input(self) -> float | None:
@@ -230,24 +223,21 @@ class Preprocessor:
     Raises:
       InputError: If columns are missing or hold something that is not a number.
     """
-    needed = (*self.numeric_columns, *self.categorical_columns)
-    missing = [column for column in needed if column not in features.columns]
-    if missing:
+    needed = (*self.number_columns, *self.categorical_columns)
+    absent = [column for column in needed if column not in features.columns]
+    if absent:
       raise InputError(
-        f"columns {listing(missing)} are missing from the features: the model was "
+        f"columns {listing(absent)} are missing from the features: the model was "
         f"trained with {listing(needed)}"
       )
-    raw = encoding.raw_inputs(features, self.numeric_columns, self.categories)
-    for column, values in self.categories:
-      unseen = sorted(set(features[column].astype(str)) - set(values))
-      if unseen:
-        known = "no training row had" if not self.target_bounds else "are not declared"
-        warnings.warn(
-          f"column {column!r} has values that {known}: "
-          f"{listing(unseen)}; they count as none of {listing(values)}",
-          UserWarning,
-          stacklevel=2,
-        )
+    raw = encoding.raw_inputs(
+      features, self.numeric_columns, self.categories, self._marked
+    )
+    if self.imputation is not None:
+      raw = self.imputation.filled(raw)
+      missing_cells.warn_of_fresh(self._fresh_cells(features))
+    known = "no training row had" if not self.target_bounds else "are not declared"
+    encoding.warn_of_unseen(features, self.categories, known)
     if self.input_bounds:
       columns = self.numeric_columns
       raw[:, : len(columns)] = clipped(
@@ -263,7 +253,16 @@ class Preprocessor:
     """
     # Not strict: there may be no ranges, but there are never some of them.
     known = list(zip(self.numeric_columns, self.numeric_ranges, strict=False))
-    return ranges.outside_cells(features, known, self.categories)
+    cells = ranges.outside_cells(features, known, self.categories)
+    if self.imputation is None:
+      return cells
+    fresh = self._fresh_cells(features)
+    return cells | fresh.reindex(columns=cells.columns, fill_value=False)
+
+  def _fresh_cells(self, features: pd.DataFrame) -> pd.DataFrame:
+    """Marks missing cells of columns that lacked none in training."""
+    whole = [c for c in self.numeric_columns if c not in (self._marked or ())]
+    return missing_cells.fresh(features, whole, self.categories)
 
   def standardise(self, targets: np.ndarray, *, clip: bool = True) -> np.ndarray:
     """Converts targets `[N]` from the raw unit to z-scores `[N]`.

@@ -7,13 +7,14 @@ from typing import Any
 
 from fedbnr_jax.data import encoding
 from fedbnr_jax.data.bounds import Interval
+from fedbnr_jax.data.missing_cells import Imputation
 from fedbnr_jax.data.scores import ScoreMap
 from fedbnr_jax.errors import InputError
 
 
 def to_json(value: Any) -> Any:
   """Turns tuples within a value into lists, and named ones into objects."""
-  if isinstance(value, ScoreMap):
+  if isinstance(value, (Imputation, ScoreMap)):
     return {name: list(part) for name, part in value._asdict().items()}
   if isinstance(value, Mapping):
     return {name: to_json(part) for name, part in value.items()}
@@ -33,6 +34,8 @@ def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
       fields[name] = read(record.get(name) or ())
     target = record.get("target_bounds")
     fields["target_bounds"] = _interval(target) if target else None
+    given = record.get("imputation")
+    fields["imputation"] = _imputation(given) if given else None
     _check(fields)
   except KeyError as error:
     raise InputError(
@@ -48,7 +51,9 @@ def fields_of(record: Mapping[str, Any]) -> dict[str, Any]:
 def _check(fields: Mapping[str, Any]) -> None:
   """Raises a ValueError for fields that do not go with each other."""
   numeric, categories = fields["numeric_columns"], fields["categories"]
-  num_inputs = len(encoding.input_names(numeric, categories))
+  imputation = fields["imputation"]
+  marked = imputation and imputation.marked
+  num_inputs = len(encoding.input_names(numeric, categories, marked))
   if not num_inputs == len(fields["input_mean"]) == len(fields["input_std"]):
     raise ValueError("numbers of inputs, means and deviations differ")
   for name in ("input_bounds", "numeric_ranges"):
@@ -56,6 +61,8 @@ def _check(fields: Mapping[str, Any]) -> None:
       raise ValueError("numbers of numeric columns and of their ranges differ")
   if fields["input_scores"] and len(fields["input_scores"]) != len(numeric):
     raise ValueError("numbers of numeric columns and of their scores differ")
+  if imputation and len(imputation.medians) != len(numeric):
+    raise ValueError("numbers of numeric columns and of their medians differ")
   if min(*fields["input_std"], fields["target_std"]) <= 0:
     raise ValueError("a standard deviation is not positive")
 
@@ -110,6 +117,10 @@ def _score_maps(values: Any) -> tuple[ScoreMap, ...]:
     if not (_rises(one.values) and _rises(one.scores)):
       raise ValueError("scores do not rise with their values")
   return maps
+
+
+def _imputation(value: Any) -> Imputation:
+  return Imputation(_floats(value["medians"]), _strings(value["marked"]))
 
 
 def _rises(numbers: Sequence[float]) -> bool:

@@ -43,13 +43,14 @@ def fit(inputs: Sequence[np.ndarray], names: Sequence[str]) -> tuple[ScoreMap, .
   says so.
 
   Args:
-    inputs: Standardised inputs `[n_c, D]` of each client's training rows. What is used
-      of them are sums over the clients, so that all rows at once do as well.
+    inputs: Standardised inputs `[n_c, D]` of each client's training rows, NaN where a
+      cell is missing. What is used of them are sums over the clients, so that all rows
+      at once do as well.
     names: `[D]`, for the warning.
   """
   maps, left = [], []
   for d, name in enumerate(names):
-    marginal = marginals.fit([rows[:, d] for rows in inputs])
+    marginal = marginals.fit([_observed(rows[:, d]) for rows in inputs])
     if len(marginal.values) > 2:
       maps.append(_thinned(marginal))
     else:
@@ -70,6 +71,11 @@ def apply(maps: Sequence[ScoreMap], inputs: np.ndarray) -> np.ndarray:
   """Maps the first inputs of `[N, D]`, one for each map, and leaves the others."""
   columns = [one(inputs[:, d]) for d, one in enumerate(maps)]
   return np.concatenate([np.stack(columns, axis=1), inputs[:, len(maps) :]], axis=1)
+
+
+def _observed(values: np.ndarray) -> np.ndarray:
+  """Leaves out missing values."""
+  return values[~np.isnan(values)]
 
 
 def _thinned(marginal: marginals.Marginal) -> ScoreMap:

@@ -188,6 +188,7 @@ def _preprocessor(
       dataset.targets[split.train],
       dataset.target_name,
       inputs=config.data.inputs,
+      missing=config.data.missing,
     )
   if config.data.raw_target and not dataset.standardised_error:
     made = dataclasses.replace(made, target_mean=0.0, target_std=1.0)
@@ -292,6 +293,7 @@ def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
     features=_columns(data.features) or None,
     categorical=_columns(data.categorical),
     bounds=bounds,
+    missing=data.missing,
   )
 
 
