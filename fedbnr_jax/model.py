@@ -147,7 +147,7 @@ class Model:
     if isinstance(features, pd.DataFrame):
       return features
     scaler = self.preprocessor
-    named = self.columns or (*scaler.numeric_columns, *scaler.categorical_columns)
+    named = self.columns or (*scaler.number_columns, *scaler.categorical_columns)
     if self.columns != tables.array_columns(len(named)):
       raise InputError(
         "the model was trained on named columns: give a frame that has "
@@ -219,7 +219,7 @@ class Model:
     """The columns of a table that the model predicts from, as numbers and labels."""
     prepared = self.preprocessor
     return tables.parse_features(
-      table, prepared.numeric_columns, prepared.categorical_columns
+      table, prepared.number_columns, prepared.categorical_columns, prepared.missing
     )
 
   def _inputs(self, table: pd.DataFrame, parsed: pd.DataFrame) -> np.ndarray:

@@ -18,7 +18,9 @@ def _fields(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def from_config(
-  config: ml_collections.ConfigDict, num_samples: int | None = None
+  config: ml_collections.ConfigDict,
+  num_samples: int | None = None,
+  largest_input: float | None = None,
 ) -> urk.FeatureMap:
   """Builds the kernel as it is trained.
 
@@ -29,8 +31,10 @@ def from_config(
   Args:
     config: Of a run.
     num_samples: S, if not that of the config.
+    largest_input: The largest size of an input of any row, if it is known; a linear
+      part then has a bounded norm.
   """
-  fields = _fields(config)
+  fields = _fields(config) | {"largest_input": largest_input}
 
   def options(part: str) -> dict[str, Any]:
     given = {**fields, **config.get(group(part), {})}
@@ -41,10 +45,12 @@ def from_config(
   return urk.build(fields["kernel"], options)
 
 
-def wide_from_config(config: ml_collections.ConfigDict) -> urk.FeatureMap | None:
+def wide_from_config(
+  config: ml_collections.ConfigDict, largest_input: float | None = None
+) -> urk.FeatureMap | None:
   """Builds the kernel of the last layer, if that has draws of its own, else None."""
   wanted = _fields(config)["posterior_samples"]
-  return from_config(config, wanted) if wanted else None
+  return from_config(config, wanted, largest_input) if wanted else None
 
 
 def draws_field(config: ml_collections.ConfigDict) -> str:
@@ -54,9 +60,12 @@ def draws_field(config: ml_collections.ConfigDict) -> str:
   return f"{group}{'posterior_samples' if wide else 'num_samples'}"
 
 
-def of_last_layer(config: ml_collections.ConfigDict) -> urk.FeatureMap:
+def of_last_layer(
+  config: ml_collections.ConfigDict, largest_input: float | None = None
+) -> urk.FeatureMap:
   """Builds the kernel whose features the last layer has."""
-  return wide_from_config(config) or from_config(config)
+  wide = wide_from_config(config, largest_input)
+  return wide or from_config(config, largest_input=largest_input)
 
 
 def group(part: str) -> str:

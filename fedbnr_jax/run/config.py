@@ -6,6 +6,7 @@ from typing import Any
 import ml_collections
 
 from fedbnr_jax.algorithms import exact, fedbnr, pfedgp
+from fedbnr_jax.data import columns, preprocessing
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.participation import STATISTICS_FROM
@@ -168,6 +169,12 @@ def base() -> ml_collections.ConfigDict:
   # as {"age": [0, 120], "sex": ["f", "m"]}, the target included. They take the place of
   # the training rows' means and deviations; values outside are clipped.
   config.data.bounds = ""
+  # Numeric inputs: "standard", of mean zero and deviation one; or "scores", the normal
+  # quantiles of their ranks among the training rows, for columns with long tails.
+  config.data.inputs = "standard"
+  # Table: what becomes of missing cells of features; an "error"; or "impute": training
+  # medians, an input that says where, and a category of their own.
+  config.data.missing = "error"
 
   # Whether scored error bars are of the target, or, as in the paper's formula of a
   # Gaussian process, of the function.
@@ -206,6 +213,8 @@ _CHOICES = {
   "dtype": ("float32", "float64"),
   "partition": ("auto", "column", *PARTITIONERS),
   "data.source": ("synthetic", "uci", "table"),
+  "data.inputs": preprocessing.INPUTS,
+  "data.missing": columns.MISSING,
   "mean.scales": aggregation.SCALES,
   "statistics_from": STATISTICS_FROM,
   "stop_on": ("rmse", "nll"),
@@ -285,6 +294,13 @@ def validate(config: ml_collections.ConfigDict) -> None:
   ):
     if get(config, name) < 0:
       raise InputError(f"config.{name} must not be negative, got {get(config, name)}.")
+  for name, private in (("data.inputs", "standard"), ("data.missing", "error")):
+    if config.data.bounds and get(config, name) != private:
+      raise InputError(
+        f"config.{name} is {get(config, name)!r}, but quantiles of the rows would give "
+        f"away what config.data.bounds is to keep: choose {private!r}, or leave the "
+        "bounds out."
+      )
   _validate_distillation(config.kd)
   _validate_layout(config)
 

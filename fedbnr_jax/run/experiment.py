@@ -120,12 +120,14 @@ def build(
   split = dataset.split or random_split(_rng(config, _SPLIT), dataset.num_rows)
   preprocessor = _preprocessor(config, dataset, split)
   warn_of_hazards(dataset.features, dataset.targets, len(split.train), preprocessor)
-  inputs = preprocessor.transform(dataset.features)
+  plain = preprocessor.standardised(dataset.features)
+  inputs = preprocessor.scored(plain)
   targets = preprocessor.standardise(dataset.targets)
   preprocessor.warn_of_clipped_targets(dataset.targets)
   # Clipping what predictions are compared with would flatter them.
   scored_targets = preprocessor.standardise(dataset.targets, clip=False)
-  parts, names = _deal(config, dataset, split, inputs, targets)
+  # Who holds which rows does not depend on what becomes of the inputs.
+  parts, names = _deal(config, dataset, split, plain, targets)
   num_clients = len(parts)
   if method.pooled:
     parts, names = [split.train], ["pooled"]
@@ -185,6 +187,8 @@ def _preprocessor(
       dataset.features.iloc[split.train],
       dataset.targets[split.train],
       dataset.target_name,
+      inputs=config.data.inputs,
+      missing=config.data.missing,
     )
   if config.data.raw_target and not dataset.standardised_error:
     made = dataclasses.replace(made, target_mean=0.0, target_std=1.0)
@@ -295,6 +299,7 @@ def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
     features=_columns(data.features) or None,
     categorical=_columns(data.categorical),
     bounds=bounds,
+    missing=data.missing,
   )
 
 
