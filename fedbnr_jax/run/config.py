@@ -164,6 +164,13 @@ def base() -> ml_collections.ConfigDict:
   # as {"age": [0, 120], "sex": ["f", "m"]}, the target included. They take the place of
   # the training rows' means and deviations; values outside are clipped.
   config.data.bounds = ""
+  # Share of the training rows, from every client in proportion, that is set aside to
+  # calibrate conformal intervals; 0: none. Methods with a model for each client have
+  # no such intervals.
+  config.data.calibration = 0.0
+  # Where that share is less than 100 rows, none is set aside, and every training row is
+  # scored by another training, without its fold, one of so many; 0: no folds.
+  config.data.calibration_folds = 0
 
   # Whether scored error bars are of the target, or, as in the paper's formula of a
   # Gaussian process, of the function.
@@ -277,6 +284,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
   ):
     if get(config, name) < 0:
       raise InputError(f"config.{name} must not be negative, got {get(config, name)}.")
+  _validate_calibration(config.data)
   _validate_distillation(config.kd)
   _validate_layout(config)
 
@@ -308,6 +316,19 @@ def _validate_layout(config: ml_collections.ConfigDict) -> None:
           f"config.num_seeds and config.{name} do not go together: train the seeds one "
           "after another, as launch.sweep does."
         )
+
+
+def _validate_calibration(data: ml_collections.ConfigDict) -> None:
+  if not 0 <= data.calibration <= 0.5:
+    raise InputError(
+      "config.data.calibration is a share of the training rows and must be from 0 to "
+      f"0.5, got {data.calibration}."
+    )
+  if data.calibration_folds < 0 or data.calibration_folds == 1:
+    raise InputError(
+      "config.data.calibration_folds must be at least 2, or 0 for none, got "
+      f"{data.calibration_folds}."
+    )
 
 
 def _validate_distillation(kd: ml_collections.ConfigDict) -> None:
