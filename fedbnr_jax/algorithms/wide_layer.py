@@ -11,7 +11,8 @@ import chex
 import ml_collections
 
 from fedbnr_jax.algorithms import kernels, last_layer
-from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
+from fedbnr_jax.algorithms import noise as noise_lib
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm
 from fedbnr_jax.federated.exchange import Exchange, Message, Stage
 from fedbnr_jax.federated.federation import Rows, ServerSet
 from fedbnr_jax.federated.state import ServerState
@@ -36,13 +37,13 @@ def widened(
     stages: Those of its stages that train the kernel.
     feature_map: The kernel of `trained` with more draws of ω.
     scales: How σ and λ of the last layer are found.
-    noise: "constant", "varying" with the input, or "held-out": by residuals of rows
-      that nobody trained on.
+    noise: Of predictions, one of `noise.NOISES`.
     with_noise: Whether predicted variances are of y, or of the function alone.
     initial_noise_std: σ before the first round.
     initial_prior_std: λ before the first round.
   """
   everybody = trained.participation.all_send_statistics
+  learnt = noise_lib.learnt(noise, feature_map, everybody=everybody)
 
   def init_server(
     key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: object = ()
@@ -52,7 +53,7 @@ def widened(
       feature_map,
       initial_noise_std,
       initial_prior_std,
-      varying_noise=noise != "constant",
+      varying_noise=learnt.varies,
     )
     outer = start(key, num_clients, rows, inputs)
     return outer.replace(params=inner.params, optimizer=inner)
@@ -60,13 +61,8 @@ def widened(
   def take_kernel(state: ServerState) -> ServerState:
     return state.replace(params=state.optimizer.params)
 
-  layer: tuple[Exchange, ...] = (
-    last_layer.condition(feature_map, everybody=everybody, scales=scales),
-  )
-  if noise == "varying":
-    layer += last_layer.learn_noise(feature_map, everybody=everybody)
-  last = Stage(layer, begin=take_kernel)
-  held_out = last_layer.held_out_noise(feature_map)
+  statistics = last_layer.condition(feature_map, everybody=everybody, scales=scales)
+  last = Stage((statistics, *learnt.exchanges), begin=take_kernel)
   return dataclasses.replace(
     trained,
     init_server=init_server,
@@ -74,7 +70,7 @@ def widened(
     warm_up=(*map(_inside, trained.warm_up), last) if trained.warm_up else (),
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
-    calibrate=held_out if noise == "held-out" else no_calibration,
+    calibrate=learnt.calibrate,
   )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import ml_collections
 
-from fedbnr_jax.algorithms import exact, fedbnr, pfedgp
+from fedbnr_jax.algorithms import exact, noise, pfedgp
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.participation import STATISTICS_FROM
@@ -58,6 +58,10 @@ def base() -> ml_collections.ConfigDict:
   config.initial_noise_std = 0.5  # σ, in units of the target's std.
   config.initial_prior_std = 1.0  # λ
   config.min_noise_std = 1e-3
+  # Noise of predictions: "constant"; "varying" with the input, by residuals of training
+  # rows; or "held-out", by those of validation rows, for kernels that learn their own
+  # rows by heart. Of fedbnr, fedbnr-kd and central; others have a field of their own.
+  config.noise = "constant"
 
   config.replicate = ml_collections.ConfigDict()  # For kernel "replicate".
   config.replicate.policy = "multiply"  # Or "add".
@@ -120,8 +124,7 @@ def base() -> ml_collections.ConfigDict:
   config.evidence = ml_collections.ConfigDict()  # For fedbnr-ev and fedbnr-kd-ev.
   # Whether the next round's local steps start from the re-estimated σ and λ.
   config.evidence.feedback = False
-  # Noise of predictions: "varying" with the input, from sums; or "constant".
-  config.evidence.noise = "varying"
+  config.evidence.noise = "varying"  # As config.noise.
 
   # For fedbnr-ard, whose kernel, draws and steps are these.
   config.sparse = ml_collections.ConfigDict()
@@ -132,7 +135,7 @@ def base() -> ml_collections.ConfigDict:
   config.sparse.num_steps = 10  # Of L-BFGS in a round.
   # Whether the objective charges for the variance that inducing features lose.
   config.sparse.trace = False
-  config.sparse.noise = "varying"  # As config.exact.noise.
+  config.sparse.noise = "varying"  # As config.noise.
 
   config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
   config.exact.optimizer = "adam"  # Or "lbfgs".
@@ -142,9 +145,7 @@ def base() -> ml_collections.ConfigDict:
   # Whether the objective charges for the variance that inducing features lose.
   config.exact.trace = False
   config.exact.warm_start_rounds = 0  # Rounds of fedbnr before the first exact one.
-  # Noise of predictions: "constant"; "varying", as above; or "held-out", which follows
-  # residuals of validation rows, for kernels that learn their own rows by heart.
-  config.exact.noise = "constant"
+  config.exact.noise = "constant"  # As config.noise.
 
   config.data = ml_collections.ConfigDict()
   config.data.source = "synthetic"  # Or "uci", "table".
@@ -212,9 +213,10 @@ _CHOICES = {
   "statistics_from": STATISTICS_FROM,
   "stop_on": ("rmse", "nll"),
   "exact.optimizer": tuple(exact.OPTIMIZERS),
-  "evidence.noise": fedbnr.NOISES,
-  "exact.noise": exact.NOISES,
-  "sparse.noise": exact.NOISES,
+  "noise": noise.NOISES,
+  "evidence.noise": noise.NOISES,
+  "exact.noise": noise.NOISES,
+  "sparse.noise": noise.NOISES,
   "ard.basis": urk.BASES,
   "sparse.basis": urk.BASES,
   "pfedgp.objective": pfedgp.OBJECTIVES,
