@@ -10,7 +10,7 @@ and inducing inputs drawn, by all training rows.
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_collections
@@ -22,7 +22,7 @@ from fedbnr_jax.federated.federation import Rows
 from fedbnr_jax.gp import conformal
 from fedbnr_jax.intervals import Calibration
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import seal, training
+from fedbnr_jax.run import journal, seal, training
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program
 from fedbnr_jax.run.records import RunFolder
@@ -40,27 +40,54 @@ def of_training(
   Every process of the training calls it. Where a training without a fold diverges,
   there is a warning, and no calibration.
   """
-  if len(experiment.calibration_rows):
-    counts = _counts(experiment, result.state, experiment.calibration_rows)
-    return Calibration(counts, "rows")
-  if not experiment.num_folds:
+  by = "rows" if len(experiment.calibration_rows) else "folds"
+  if by == "folds" and not experiment.num_folds:
     return None
-  total = np.zeros(len(conformal.EDGES) + 1, np.int64)
+  try:
+    messages = [conformal.count(one) for one in scores(experiment, program, result)]
+  except training.NonFiniteError as error:
+    warnings.warn(
+      f"there are no conformal intervals: in a training without one of "
+      f"{experiment.num_folds} folds, {error}",
+      stacklevel=2,
+    )
+    return None
+  return Calibration(np.sum(messages, axis=0), by)
+
+
+def scores(
+  experiment: Experiment, program: Program, result: training.Result
+) -> Iterator[np.ndarray]:
+  """Yields the scores [n] that never leave a client, of rows that are to be counted.
+
+  Raises:
+    NonFiniteError: If a training without a fold diverges.
+  """
+  if len(experiment.calibration_rows):
+    yield _scores(experiment, result.state, experiment.calibration_rows)
+    return
   folds = experiment.folds()
   for number in range(experiment.num_folds):
     inside = [fold == number for fold in folds]
-    try:
-      trained = training.train(_without(experiment, inside), program)
-    except training.NonFiniteError as error:
-      warnings.warn(
-        f"there are no conformal intervals: without fold {number + 1} of "
-        f"{experiment.num_folds}, {error}",
-        stacklevel=2,
-      )
-      return None
+    trained = training.train(_without(experiment, inside), program)
     for rows, chosen in zip(experiment.client_rows, inside, strict=True):
-      total += _counts(experiment, trained.state, rows[chosen])
-  return Calibration(total, "folds")
+      yield _scores(experiment, trained.state, rows[chosen])
+
+
+def summarise(
+  experiment: Experiment, result: training.Result, calibrated: Calibration | None
+) -> dict[str, Any]:
+  """The fields of `summary.json`, with what test rows tell of conformal intervals."""
+  summary = journal.summarise(experiment, result.history)
+  if calibrated is None:
+    return summary
+  summary |= {"calibrated_by": calibrated.by, "calibration_rows": calibrated.num_rows}
+  try:
+    reach = calibrated.threshold(0.95)
+  except InputError:  # There are too few rows, as whoever predicts is told.
+    return summary
+  off = _scores(experiment, result.state, experiment.split.test)
+  return summary | {"test_coverage95_conformal": float(np.mean(off <= reach))}
 
 
 def _without(experiment: Experiment, left_out: Sequence[np.ndarray]) -> Experiment:
@@ -81,10 +108,10 @@ def _without(experiment: Experiment, left_out: Sequence[np.ndarray]) -> Experime
   return dataclasses.replace(experiment, federation=federation)
 
 
-def _counts(experiment: Experiment, state: Any, rows: np.ndarray) -> np.ndarray:
-  """Counts the scores of rows of the dataset [n] in bins [B + 1]."""
+def _scores(experiment: Experiment, state: Any, rows: np.ndarray) -> np.ndarray:
+  """Scores rows of the dataset [n] by a model."""
   if not len(rows):
-    return conformal.count(np.array([]))
+    return np.zeros(0)
   scaler, dataset = experiment.preprocessor, experiment.dataset
   with warnings.catch_warnings(action="ignore"):  # Given when the training started.
     x = scaler.transform(dataset.features.iloc[rows])
@@ -93,7 +120,7 @@ def _counts(experiment: Experiment, state: Any, rows: np.ndarray) -> np.ndarray:
   )
   # As they are: rows to learn from are clipped to bounds, new rows will not be.
   targets = scaler.standardise(dataset.targets[rows], clip=False)
-  return conformal.count(conformal.scores(mean, variance, targets))
+  return conformal.scores(mean, variance, targets)
 
 
 def again(
@@ -124,7 +151,7 @@ def again(
   rows = rows[paired(dataset_tags(experiment)[rows], held_out)]
   if not len(rows):
     return None
-  return Calibration(_counts(experiment, state, rows), "rows")
+  return Calibration(conformal.count(_scores(experiment, state, rows)), "rows")
 
 
 # ------------------------------------------------------------------------- its file

@@ -25,7 +25,7 @@ from fedbnr_jax.data.reader import place
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import blr
 from fedbnr_jax.names import listing, require_choice
-from fedbnr_jax.run import journal, seal, training
+from fedbnr_jax.run import seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import Record, RunFolder
@@ -264,7 +264,7 @@ def from_result(
     client_names=experiment.client_names,
     columns=tuple(experiment.dataset.features.columns),
     records=tuple(result.history),
-    scores=journal.summarise(experiment, result.history),
+    scores=calibration.summarise(experiment, result, calibrated),
     calibration=calibrated,
   )
 

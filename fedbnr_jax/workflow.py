@@ -21,7 +21,7 @@ from fedbnr_jax.model import rows_have_changed
 from fedbnr_jax.prediction import method_key
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import journal, processes, seal, training
+from fedbnr_jax.run import processes, seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints, Saved
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program, make_batched_program, make_program
@@ -124,7 +124,7 @@ def train_one(
   if not is_first:
     return Outcome()
   comparison = write_results(experiment, program, result, folder, calibrated)
-  summary = journal.summarise(experiment, result.history)
+  summary = calibration.summarise(experiment, result, calibrated)
   folder.write_summary(summary)  # Last: it is what marks the run as finished.
   return Outcome(summaries=[summary], comparison=comparison, result=result)
 
@@ -175,7 +175,7 @@ def train_seeds(
       continue
     calibrated = calibration.of_training(experiment, program, result)
     write_results(experiment, program, result, own, calibrated)
-    summaries.append(journal.summarise(experiment, result.history))
+    summaries.append(calibration.summarise(experiment, result, calibrated))
     own.write_summary(summaries[-1])
   if failure is None:
     from fedbnr_jax.report import run as report
@@ -242,7 +242,7 @@ def save(
     saved = Saved(number, result.last, result.state)
     checkpoints.save(saved, seal.of_folder(folder, number))
     write_results(experiment, program_for(experiment), result, folder, calibrated)
-    folder.write_summary(journal.summarise(experiment, result.history))
+    folder.write_summary(calibration.summarise(experiment, result, calibrated))
 
 
 def is_finished(

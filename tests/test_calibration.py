@@ -15,6 +15,7 @@ from fedbnr_jax.data import load_table
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import federation as federation_lib
 from fedbnr_jax.gp import conformal
+from fedbnr_jax.report import run as report
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import training
 from launch import posterior as launch_posterior
@@ -109,6 +110,19 @@ def test_a_loaded_model_has_the_counts_of_the_rows_that_were_set_aside(trained):
   assert list(new.columns[-1:]) == ["outside"]
 
 
+def test_summary_tells_what_share_of_the_test_rows_is_covered(trained):
+  loaded = model.load(trained / "run")
+  dataset = load_table(str(trained / "table.csv"), target="y", client="site")
+  experiment = experiment_lib.build(loaded.config, dataset)
+  table = sites(80).iloc[experiment.split.test]
+  new = loaded.predict(table, warn=False)
+  inside = table["y"].between(new["lower95_conformal"], new["upper95_conformal"])
+  assert loaded.summary["test_coverage95_conformal"] == pytest.approx(inside.mean())
+  assert loaded.summary["calibration_rows"] == loaded.calibration.num_rows
+  assert loaded.summary["calibrated_by"] == "rows"
+  assert "conformal one covers" in report.summary_text(loaded.summary)
+
+
 def test_each_row_is_scored_by_a_training_without_its_fold():
   experiment = built(**FOLDS)
   program = workflow.program_for(experiment)
@@ -173,7 +187,7 @@ def test_a_training_without_a_fold_that_diverges_is_told(monkeypatch):
 
   monkeypatch.setattr(training, "train", diverge)
   with pytest.warns(
-    UserWarning, match=r"no conformal .* fold 1 of 4, round 1: the loss"
+    UserWarning, match=r"no conformal .* of 4 folds, round 1: the loss"
   ):
     assert calibration.of_training(experiment, None, None) is None
 
