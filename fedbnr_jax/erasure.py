@@ -66,6 +66,8 @@ def _erasable(folder: RunFolder, ledger: Ledger) -> tuple[str, ...]:
   ]
   if before.exists():
     lines.append(f"{before.name}: the ledger before the last change, with its tags")
+  if folder.calibration.exists():
+    lines.append(f"{folder.calibration.name}: counts of how far rows were off")
   clients = _clients_gone(folder, ledger)
   if clients:
     lines.append(f"clients.json: the names {listing(clients)}")
@@ -116,6 +118,7 @@ def erase(folder: RunFolder, ledger: Ledger, state: State) -> Ledger:
   ledger = _forgotten(ledger)
   ledger_file.write(folder.posterior, ledger)
   ledger_file.previous(folder.posterior).unlink(missing_ok=True)
+  folder.calibration.unlink(missing_ok=True)  # Whoever can makes it anew.
   state = _without_memory(state)
   Checkpoints(folder.checkpoints).replace_all(state, partial(_seal, folder))
   gone = _clients_gone(folder, ledger)

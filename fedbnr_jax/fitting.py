@@ -9,10 +9,11 @@ import ml_collections
 import numpy as np
 import pandas as pd
 
+from fedbnr_jax import calibration, precision, workflow
 from fedbnr_jax import model as model_lib
-from fedbnr_jax import precision, workflow
 from fedbnr_jax.data import Bounds, Dataset, load_table, read_bounds, tables
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.intervals import Calibration
 from fedbnr_jax.model import Model
 from fedbnr_jax.names import nearest
 from fedbnr_jax.progress import ProgressBar
@@ -22,8 +23,14 @@ from fedbnr_jax.run import training
 from fedbnr_jax.run.coverage import warn_of_coverage
 
 _TARGET, _CLIENT = "y", "client"  # Columns of a frame that is made from arrays.
-# Fields of `config.data` that do not say what the data are.
-_DATA_FIELDS = ("data.raw_target", "data.inputs", "data.missing")
+# What of config.data can be given by keyword: not what says which rows to read.
+_DATA_FIELDS = (
+  "data.raw_target",
+  "data.inputs",
+  "data.missing",
+  "data.calibration",
+  "data.calibration_folds",
+)
 
 
 def fit(
@@ -139,11 +146,12 @@ class FittedRun:
   config: ml_collections.ConfigDict
   dataset: Dataset
   result: training.Result
+  calibrated: Calibration | None = None
 
   def save(self, workdir: str | os.PathLike[str]) -> None:
     """Writes the folder that a training in `workdir` would have left."""
     with precision.float64():
-      workflow.save(self.config, self.dataset, self.result, workdir)
+      workflow.save(self.config, self.dataset, self.result, workdir, self.calibrated)
 
 
 def _train(
@@ -165,8 +173,10 @@ def _train(
       result = training.train(experiment, program, on_round=progress.update)
     finally:
       progress.close()
-    fitted = model_lib.from_result(experiment, result)
-  return dataclasses.replace(fitted, source=FittedRun(config, dataset, result))
+    calibrated = calibration.of_training(experiment, program, result)
+    fitted = model_lib.from_result(experiment, result, calibrated)
+  run = FittedRun(config, dataset, result, calibrated)
+  return dataclasses.replace(fitted, source=run)
 
 
 def _require_frame(data: Any) -> pd.DataFrame:

@@ -38,7 +38,7 @@ class Ledger(NamedTuple):
   kernel: str  # Digest of the kernel under which they were taken.
   # Where the noise varies, the c of its variance σ² exp(φᵀu + c), for a σ by evidence.
   noise_offset: float | None
-  held_out: np.ndarray  # [m], tags of the rows held out for validation and test.
+  held_out: np.ndarray  # [m], tags of the rows held out from the training.
   departed: np.ndarray  # [d], those of them whose table has left.
   joined: tuple[Part, ...] = ()
   # Rows in by owner, where clients are values of a column; None where they are not.

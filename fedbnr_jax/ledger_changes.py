@@ -79,7 +79,7 @@ def _require_new(ledger: Ledger, tags: np.ndarray, source: str) -> None:
   if not known.any():
     return
   first = int(np.argmax(known))
-  where = "is in the posterior" if inside[first] else "is held out to validate or test"
+  where = "is in the posterior" if inside[first] else "is held out from the training"
   raise InputError(
     f"row {first + 1} of {source} {where} (of {len(tags)} rows, {np.sum(inside)} are "
     f"in and {np.sum(known & ~inside)} held out): leave such rows out. If they are "
@@ -136,8 +136,8 @@ def _leaving(ledger: Ledger, tags: np.ndarray, source: str) -> np.ndarray:
     )
   if not leave.any():
     raise InputError(
-      f"no row of {source} is in the posterior: all were held out for validation or "
-      "test. Nothing is changed."
+      f"no row of {source} is in the posterior: all were held out from the training "
+      "to validate, calibrate or test it. Nothing is changed."
     )
   return leave
 

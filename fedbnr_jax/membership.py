@@ -149,7 +149,8 @@ def of_training(experiment: Experiment, state: State) -> Ledger | None:
     return None
   tags = dataset_tags(experiment)
   rows_in = np.concatenate(experiment.client_rows)
-  held_out = np.concatenate([experiment.split.validation, experiment.split.test])
+  split = experiment.split
+  held_out = np.concatenate([split.validation, split.test, experiment.calibration_rows])
   ledger = opened(stats, state, tags[rows_in], tags[held_out])
   return ledger._replace(owners=_owners(experiment))
 

@@ -11,22 +11,26 @@ import ml_collections
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import ledger_file, membership, precision, prediction
+from fedbnr_jax import (
+  calibration,
+  intervals,
+  ledger_file,
+  membership,
+  precision,
+  prediction,
+)
 from fedbnr_jax.data import Preprocessor, tables
 from fedbnr_jax.data.ranges import warn_of_outside
 from fedbnr_jax.data.reader import place
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import blr
 from fedbnr_jax.names import listing, require_choice
-from fedbnr_jax.run import journal, seal, training
+from fedbnr_jax.run import seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import Record, RunFolder
 from fedbnr_jax.run.summary import read_outcome
 from fedbnr_jax.tags import OwnedRows
-
-# 95 % of the standard normal lies within ±_QUANTILE.
-_QUANTILE = 1.959963984540054
 
 
 class Source(Protocol):
@@ -49,6 +53,8 @@ class Model:
     records: A record a round, as in `metrics.csv`.
     scores: The fields of `summary.json`; none while the run is unfinished.
     source: Knows how to save the model.
+    calibration: Scores of rows that it has not seen, for conformal intervals; None if
+      its config did not ask for them.
   """
 
   config: ml_collections.ConfigDict
@@ -59,6 +65,7 @@ class Model:
   records: Sequence[Record] = ()
   scores: dict[str, Any] = dataclasses.field(default_factory=dict)
   source: Source | None = None
+  calibration: intervals.Calibration | None = None
 
   def __repr__(self) -> str:
     rmse = self.scores.get("test_rmse")
@@ -97,6 +104,7 @@ class Model:
     features: pd.DataFrame | np.ndarray,
     client: str | None = None,
     *,
+    levels: float | Sequence[float] | None = None,
     warn: bool = True,
   ) -> pd.DataFrame:
     """Predicts every row of a table that has the training columns.
@@ -108,17 +116,21 @@ class Model:
       features: A frame of raw columns, named as in training; others are ignored. For
         a model that was fitted to arrays also an array [N, D].
       client: Whose model, where the method leaves one for each client.
-      warn: Whether to warn of rows outside what was trained on.
+      levels: Of the intervals, between 0 and 1; None for 0.95.
+      warn: Whether to warn of rows outside what was trained on, and of conformal
+        intervals that cannot be had.
 
     Returns:
       Columns mean, std, lower95, upper95 (noise included), in the target's unit, on
-      the index of `features`; and outside, true for a row with a number beyond its
-      training range by more than a tenth of that range, or with a category that no
-      training row had.
+      the index of `features`; lower95_conformal and upper95_conformal, if the model
+      was calibrated; and outside, true for a row with a number beyond its training
+      range by more than a tenth of that range, or with a category that no training row
+      had.
 
     Raises:
-      InputError: If the table lacks a column, `client` is needed, or unknown, or a
-        prediction is not finite.
+      InputError: If the table lacks a column, `client` is needed, or unknown, a level
+        is none or was asked for without enough rows to calibrate it, or a prediction is
+        not finite.
     """
     frame = self._frame(features)
     parsed = self._parsed(frame)
@@ -135,8 +147,7 @@ class Model:
       {
         "mean": mean,
         "std": std,
-        "lower95": mean - _QUANTILE * std,
-        "upper95": mean + _QUANTILE * std,
+        **intervals.columns(mean, std, levels, self.calibration, warn=warn),
         "outside": outside.any(axis=1).to_numpy(),
       },
       index=frame.index,
@@ -244,7 +255,11 @@ class Model:
     )
 
 
-def from_result(experiment: Experiment, result: training.Result) -> Model:
+def from_result(
+  experiment: Experiment,
+  result: training.Result,
+  calibrated: intervals.Calibration | None = None,
+) -> Model:
   """The model of a training that was just done."""
   return Model(
     config=ml_collections.ConfigDict(experiment.config.to_dict()),
@@ -253,7 +268,8 @@ def from_result(experiment: Experiment, result: training.Result) -> Model:
     client_names=experiment.client_names,
     columns=tuple(experiment.dataset.features.columns),
     records=tuple(result.history),
-    scores=journal.summarise(experiment, result.history),
+    scores=calibration.summarise(experiment, result, calibrated),
+    calibration=calibrated,
   )
 
 
@@ -302,9 +318,11 @@ def load(workdir: str | os.PathLike[str]) -> Model:
       raise InputError(f"{workdir} holds no sound checkpoint: train again.")
     history, summary = read_outcome(folder, config, saved.round)
     state = saved.best
+    changes: Sequence[dict[str, Any]] = ()
     if folder.posterior.exists():
       ledger = ledger_file.read(folder.posterior)
-      if ledger.changes:
+      changes = ledger.changes
+      if changes:
         membership.require_kernel(ledger, state, folder.posterior)
         state = jax.device_get(membership.with_posterior(state, ledger))
   return Model(
@@ -316,4 +334,5 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     records=tuple(history),
     scores=summary,
     source=SavedRun(os.path.abspath(workdir)),
+    calibration=calibration.read(folder, changes),
   )

@@ -8,16 +8,26 @@ import jax
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import erasure, ledger_changes, ledger_file, membership, precision
+from fedbnr_jax import (
+  calibration,
+  erasure,
+  ledger_changes,
+  ledger_file,
+  membership,
+  precision,
+)
 from fedbnr_jax.data.ranges import warn_of_joining
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.state import State
 from fedbnr_jax.files import explain_os_errors
+from fedbnr_jax.intervals import Calibration
 from fedbnr_jax.ledger import Ledger
 from fedbnr_jax.lock import alone_in
 from fedbnr_jax.model import Model, load
 from fedbnr_jax.names import listing
+from fedbnr_jax.run import seal
 from fedbnr_jax.run.records import RunFolder
+from fedbnr_jax.tags import without
 
 Tables = Iterable[tuple[str, pd.DataFrame]]
 
@@ -27,12 +37,14 @@ class ChangedRows(NamedTuple):
 
   Attributes:
     changes: All changes since training, these included: action, table, rows.
-    passed_over: Tables that left, with how many of their rows had been held out for
-      validation or test, and so never in, and how many rows they have.
+    passed_over: Tables that left, with how many of their rows had been held out to
+      validate, calibrate or test, and so never in, and how many rows they have.
     num_rows: Rows in the posterior now.
     noise_std: σ, in the target's unit.
     prior_std: λ, in the target's unit.
     traces: What the folder still holds of rows that have left, now or earlier.
+    calibration: For conformal intervals, by rows that were set aside; outdated where
+      it could not be made anew; None if there is none.
   """
 
   changes: Sequence[dict[str, Any]]
@@ -41,6 +53,7 @@ class ChangedRows(NamedTuple):
   noise_std: float
   prior_std: float
   traces: erasure.Traces
+  calibration: Calibration | None
 
 
 def change_rows(
@@ -97,6 +110,8 @@ def _change_rows(
       ledger = erasure.erase(folder, ledger, state)
     elif ledger is not before:
       ledger_file.replace(folder.posterior, ledger)
+    if ledger is not before:
+      _calibrate_again(folder, trained, ledger, state)
   scale, fitted = trained.preprocessor.target_std, state.server.posterior
   return ChangedRows(
     changes=ledger.changes,
@@ -105,7 +120,22 @@ def _change_rows(
     noise_std=float(fitted.noise_std) * scale,
     prior_std=float(fitted.prior_std) * scale,
     traces=erasure.traces(folder, ledger),
+    calibration=calibration.read(folder, ledger.changes),
   )
+
+
+def _calibrate_again(
+  folder: RunFolder, trained: Model, ledger: Ledger, state: State
+) -> None:
+  """Scores the rows that were set aside by the changed model, if they are at hand."""
+  if not trained.config.data.calibration:
+    return
+  held_out = without(ledger.held_out, ledger.departed)
+  made = calibration.again(folder, trained.config, state, held_out)
+  if made is not None:
+    number = len(trained.records)
+    sealed = seal.of_folder(folder, number)
+    calibration.write(folder, made, sealed, number, ledger.changes)
 
 
 def _removed(

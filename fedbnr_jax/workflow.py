@@ -11,16 +11,17 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import ml_collections
 
-from fedbnr_jax import ledger_file, membership, precision
+from fedbnr_jax import calibration, ledger_file, membership, precision
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
+from fedbnr_jax.intervals import Calibration
 from fedbnr_jax.lock import alone_in
 from fedbnr_jax.model import rows_have_changed
 from fedbnr_jax.prediction import method_key
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import journal, processes, seal, training
+from fedbnr_jax.run import processes, seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints, Saved
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program, make_batched_program, make_program
@@ -119,10 +120,11 @@ def train_one(
   with _watched(progress, experiment, rounds_done) as on_round:
     own = folder if is_first else None
     result = training.train(experiment, program, own, on_round)
+  calibrated = calibration.of_training(experiment, program, result)
   if not is_first:
     return Outcome()
-  comparison = write_results(experiment, program, result, folder)
-  summary = journal.summarise(experiment, result.history)
+  comparison = write_results(experiment, program, result, folder, calibrated)
+  summary = calibration.summarise(experiment, result, calibrated)
   folder.write_summary(summary)  # Last: it is what marks the run as finished.
   return Outcome(summaries=[summary], comparison=comparison, result=result)
 
@@ -171,8 +173,9 @@ def train_seeds(
         f"seed {experiment.config.seed}: {result}"
       )
       continue
-    write_results(experiment, program, result, own)
-    summaries.append(journal.summarise(experiment, result.history))
+    calibrated = calibration.of_training(experiment, program, result)
+    write_results(experiment, program, result, own, calibrated)
+    summaries.append(calibration.summarise(experiment, result, calibrated))
     own.write_summary(summaries[-1])
   if failure is None:
     from fedbnr_jax.report import run as report
@@ -186,8 +189,9 @@ def write_results(
   program: Program,
   result: training.Result,
   folder: RunFolder,
+  calibrated: Calibration | None = None,
 ) -> str | None:
-  """Writes figures and ledger; compares clients alone where the config asks for it.
+  """Writes figures, ledger and calibration; compares clients alone if asked to.
 
   Returns:
     The comparison, a table of scores as text, or None.
@@ -200,6 +204,9 @@ def write_results(
   # Where a summary is made anew, rows may have joined or left; they are not forgotten.
   if ledger is not None and not ledger_file.changes(folder.posterior):
     ledger_file.write(folder.posterior, ledger)
+  if calibrated is not None:
+    number = len(result.history)
+    calibration.write(folder, calibrated, seal.of_folder(folder, number), number)
   if not experiment.config.compare_clients or len(experiment.client_names) < 2:
     return None
   alone = report.train_clients_alone(experiment, jax.jit)
@@ -212,6 +219,7 @@ def save(
   dataset: Dataset,
   result: training.Result,
   workdir: str | os.PathLike[str],
+  calibrated: Calibration | None = None,
 ) -> None:
   """Writes the folder of a training that was done in memory, as `train` would have.
 
@@ -233,8 +241,8 @@ def save(
     checkpoints.discard_after(number)
     saved = Saved(number, result.last, result.state)
     checkpoints.save(saved, seal.of_folder(folder, number))
-    write_results(experiment, program_for(experiment), result, folder)
-    folder.write_summary(journal.summarise(experiment, result.history))
+    write_results(experiment, program_for(experiment), result, folder, calibrated)
+    folder.write_summary(calibration.summarise(experiment, result, calibrated))
 
 
 def is_finished(

@@ -8,9 +8,9 @@ python -m launch.posterior --workdir=runs/mine
 The kernel stays; the posterior becomes the one of all rows now in, with σ and λ that
 maximise their evidence, and `launch.predict` uses it from then on. Rows to remove that
 are not in are refused, and rows to add that are; those of the training's own table that
-were held out for validation or test, and so never in, are passed over. The ledger
-before a change is kept beside it. --erase, with --remove or later, deletes that copy
-and rewrites what else in the folder shows rows that left, as far as it can be done
+were held out to validate, calibrate or test, and so never in, are passed over. The
+ledger before a change is kept beside it. --erase, with --remove or later, deletes that
+copy and rewrites what else in the folder shows rows that left, as far as it can be done
 without training. Without flags it prints what has changed since training.
 """
 
@@ -57,8 +57,8 @@ def update(
   )
   for source, num_passed, num_rows in changed.passed_over:
     print(
-      f"{source}: {num_passed} of {num_rows} rows held out for validation or test, and "
-      "never in"
+      f"{source}: {num_passed} of {num_rows} rows held out to validate, calibrate or "
+      "test, and never in"
     )
   for change in changed.changes:
     print(f"{change['action']} {change['table']}: {change['rows']} rows")
@@ -66,7 +66,8 @@ def update(
     f"{changed.num_rows} rows in the posterior, noise {changed.noise_std:.4g}, "
     f"prior {changed.prior_std:.4g} (in the target's unit)"
   )
-
+  if changed.calibration is not None and changed.calibration.outdated:
+    print("The model is no longer calibrated, and has no conformal intervals.")
   if changed.traces.erasable:
     print("Rows have left the posterior; a call with --erase alone takes them out of:")
     _print_list(changed.traces.erasable)

@@ -55,6 +55,14 @@ def test_bad_or_unknown_coverage_is_warned_of(share: float, rows: int, said: str
     warn_of_coverage({"test_coverage95": share, "test_rows": rows})
 
 
+def test_bad_coverage_is_told_with_what_helps():
+  bad = {"test_coverage95": 0.81, "test_rows": 100}
+  with pytest.warns(CoverageWarning, match=r"config\.data\.calibration"):
+    warn_of_coverage(bad)
+  with pytest.warns(CoverageWarning, match="conformal intervals allow for it"):
+    warn_of_coverage(bad | {"test_coverage95_conformal": 0.96})
+
+
 def test_good_coverage_and_unfinished_runs_are_passed_over():
   warn_of_coverage({"test_coverage95": 0.95, "test_rows": FEWEST_ROWS})
   warn_of_coverage({})

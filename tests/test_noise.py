@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from fedbnr_jax import algorithms
+from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.federated import federation as federation_lib
-from fedbnr_jax.gp import blr, metrics
+from fedbnr_jax.gp import blr, metrics, urk
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment, program
 from tests.runs import tiny
@@ -202,6 +203,34 @@ def test_validation_rows_set_the_bars_of_exact_training_and_nothing_else():
   np.testing.assert_allclose(
     again.posterior.noise_offset, last.posterior.noise_offset, rtol=1e-6
   )
+
+
+ONE_LAYER = (
+  "fedbnr",
+  "fedbnr-kd",
+  "fedbnr-ev",
+  "fedbnr-exact",
+  "fedbnr-ard",
+  "central",
+)
+
+
+@pytest.mark.parametrize("method", ONE_LAYER)
+def test_held_out_noise_is_an_option_of_every_method_with_one_last_layer(method):
+  fields = {f"{group}noise": "held-out" for group in ("", "evidence__", "sparse__")}
+  fields |= {"exact__noise": "held-out", "sparse__kernel": "gaussian"}
+  run = experiment.build(tiny(method=method, kernel="gaussian", **fields))
+  state = jax.jit(run.algorithm.init)(run.key_init, run.federation)
+  x, y = run.validation.x, run.validation.y
+  got = jax.jit(run.algorithm.calibrate)(state.server, x, y).posterior
+  theta, omega = state.server.params.theta, state.server.omega
+  features = jax.jit(kernels.of_last_layer(run.config).apply)(
+    urk.FeatureParams(omega, theta), x
+  )
+  wanted = held_out_noise(features, y, state.server.posterior)
+  np.testing.assert_allclose(got.noise_offset, wanted.noise_offset, rtol=1e-6)
+  np.testing.assert_allclose(got.noise_weights, wanted.noise_weights, atol=1e-6)
+  assert np.linalg.norm(got.noise_offset) > 0
 
 
 @pytest.mark.parametrize("method", ["fedbnr-ev", "fedbnr-exact"])

@@ -13,10 +13,11 @@ import ml_collections
 import optax
 
 from fedbnr_jax.algorithms import fedbnr, kernels, last_layer, settings, wide_layer
+from fedbnr_jax.algorithms import noise as noise_lib
 from fedbnr_jax.algorithms.proposals import follow_gradient, follow_majoriser
 from fedbnr_jax.algorithms.safeguard import accept_or_return, first_descent
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm
 from fedbnr_jax.federated.exchange import Exchange, Stage
 from fedbnr_jax.federated.federation import Rows
 from fedbnr_jax.federated.optimizers import adam, lbfgs
@@ -24,9 +25,6 @@ from fedbnr_jax.federated.participation import Participation
 from fedbnr_jax.federated.placement import Placement
 from fedbnr_jax.federated.state import ServerState
 from fedbnr_jax.gp import urk
-from fedbnr_jax.names import require_choice
-
-NOISES = ("constant", "varying", "held-out")
 
 
 def exact(
@@ -62,8 +60,7 @@ def exact(
     fresh: Whether the optimiser's state starts afresh every round.
     trace: Whether the objective is the evidence with the trace term of Titsias (2009),
       which charges for what inducing features lose of the kernel's variance.
-    noise: Of predictions: "constant", the trained σ; "varying" with the input, by
-      residuals of the rows in the posterior; "held-out", by those of other rows.
+    noise: Of predictions, one of `noise.NOISES`.
     with_noise: Whether predicted variances are of y, or of the function alone.
     initial_noise_std: σ at the start, in units of the target's std.
     initial_prior_std: λ at the start.
@@ -82,12 +79,13 @@ def exact(
     initial_prior_std=initial_prior_std,
     min_noise_std=min_noise_std,
   )
-  require_choice("noise", noise, NOISES)
+  everybody = participation.all_send_statistics
+  learnt = noise_lib.learnt(noise, feature_map, everybody=everybody)
   start = last_layer.initial_state(
     feature_map,
     initial_noise_std,
     initial_prior_std,
-    varying_noise=noise != "constant",
+    varying_noise=learnt.varies,
   )
 
   def init_server(
@@ -110,20 +108,17 @@ def exact(
     Stage((first,), begin=begin),
     Stage((step, again), num_steps),
   )
-  everybody = participation.all_send_statistics
   # The steps follow those who take part; the posterior may be of all clients' rows.
   if everybody and not participation.is_full:
     stages = (*stages, Stage((from_all,)))
-  if noise == "varying":
-    stages = (*stages, Stage(last_layer.learn_noise(feature_map, everybody=everybody)))
+  if learnt.exchanges:
+    stages = (*stages, Stage(learnt.exchanges))
   return FederatedAlgorithm(
     init_server=init_server,
     stages=stages,
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
-    calibrate=(
-      last_layer.held_out_noise(feature_map) if noise == "held-out" else no_calibration
-    ),
+    calibrate=learnt.calibrate,
     participation=participation,
     placement=placement,
     warm_up=warm_up,

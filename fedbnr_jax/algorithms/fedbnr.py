@@ -8,6 +8,7 @@ import ml_collections
 import optax
 
 from fedbnr_jax.algorithms import kernels, last_layer, settings, wide_layer
+from fedbnr_jax.algorithms import noise as noise_lib
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.aggregation import Aggregator
@@ -22,9 +23,6 @@ from fedbnr_jax.federated.state import ServerState
 from fedbnr_jax.gp import urk
 from fedbnr_jax.gp.kernel_model import ModelParams, evidence_loss
 
-# How the noise of `fedbnr-ev` depends on the input.
-NOISES = ("varying", "constant")
-
 
 def fedbnr(
   feature_map: urk.FeatureMap,
@@ -37,7 +35,7 @@ def fedbnr(
   min_noise_std: float = 1e-3,
   scales: last_layer.Scales = last_layer.trained_scales,
   feedback: bool = False,
-  varying_noise: bool = False,
+  noise: str = "constant",
   with_noise: bool = True,
   participation: Participation = Participation(),  # noqa: B008  Immutable.
   placement: Placement = Placement(),  # noqa: B008
@@ -55,7 +53,7 @@ def fedbnr(
     scales: How σ and λ of the posterior are found: as trained, or from the summed
       statistics.
     feedback: Whether the next round's local steps start from these σ and λ.
-    varying_noise: Whether the noise of predictions depends on the input.
+    noise: Of predictions, one of `noise.NOISES`.
     with_noise: Whether predicted variances are of y, or of the function alone.
     participation: Who takes part in a round; everyone by default.
     placement: On which devices, and how many clients at a time.
@@ -79,17 +77,18 @@ def fedbnr(
   conditioning = last_layer.condition(
     feature_map, everybody=everybody, scales=scales, feedback=feedback
   )
-  noise = last_layer.learn_noise(feature_map, everybody=everybody)
+  learnt = noise_lib.learnt(noise, feature_map, everybody=everybody)
   return FederatedAlgorithm(
     init_server=last_layer.initial_state(
       feature_map,
       initial_noise_std,
       initial_prior_std,
-      varying_noise=varying_noise,
+      varying_noise=learnt.varies,
     ),
-    stages=(Stage((learning, conditioning, *(noise if varying_noise else ()))),),
+    stages=(Stage((learning, conditioning, *learnt.exchanges)),),
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
+    calibrate=learnt.calibrate,
     participation=participation,
     placement=placement,
   )
@@ -172,12 +171,12 @@ def local_evidence_steps(
 
 def from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Builds method `fedbnr`."""
-  return _build(config, mean_of(config))
+  return _build(config, mean_of(config), noise=config.noise)
 
 
 def distilled_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
   """Builds method `fedbnr-kd`."""
-  return _build(config, distillation_of(config))
+  return _build(config, distillation_of(config), noise=config.noise)
 
 
 def evidence_from_config(config: ml_collections.ConfigDict) -> FederatedAlgorithm:
@@ -250,7 +249,7 @@ def _evidence(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return {
     "scales": last_layer.evidence_scales,
     "feedback": config.evidence.feedback,
-    "varying_noise": config.evidence.noise == "varying",
+    "noise": config.evidence.noise,
   }
 
 
@@ -282,5 +281,5 @@ def _build(
     algorithm,
     (Stage(algorithm.stages[0].exchanges[:1]),),  # Phase 1.
     scales=scales.get("scales", last_layer.trained_scales),
-    noise="varying" if scales.get("varying_noise") else "constant",
+    noise=scales["noise"],
   )

@@ -15,7 +15,8 @@ import ml_collections
 from flax import struct
 
 from fedbnr_jax.algorithms import kernels, last_layer
-from fedbnr_jax.federated.algorithm import FederatedAlgorithm, no_calibration
+from fedbnr_jax.algorithms import noise as noise_lib
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm
 from fedbnr_jax.federated.exchange import Exchange, Message, Stage
 from fedbnr_jax.federated.federation import Rows, ServerSet
 from fedbnr_jax.federated.state import ServerState
@@ -50,13 +51,13 @@ def widened(
     start: The same method with fewer draws, which trains in the first round; in the
       others `trained` goes on from the parameters that it has reached.
     scales: How σ and λ of the last layer are found.
-    noise: "constant", "varying" with the input, or "held-out": by residuals of rows
-      that nobody trained on.
+    noise: Of predictions, one of `noise.NOISES`.
     with_noise: Whether predicted variances are of y, or of the function alone.
     initial_noise_std: σ before the first round.
     initial_prior_std: λ before the first round.
   """
   everybody = trained.participation.all_send_statistics
+  learnt = noise_lib.learnt(noise, feature_map, everybody=everybody)
 
   def init_server(
     key: chex.PRNGKey, num_clients: int, rows: Rows, inputs: object = ()
@@ -66,7 +67,7 @@ def widened(
       feature_map,
       initial_noise_std,
       initial_prior_std,
-      varying_noise=noise != "constant",
+      varying_noise=learnt.varies,
     )
     outer = initial(key, num_clients, rows, inputs)
     first = start.init_server(key, num_clients, rows, inputs) if start else ()
@@ -80,11 +81,8 @@ def widened(
     main = training.main.replace(params=training.start.params)
     return take_kernel(state.replace(optimizer=training.replace(main=main)))
 
-  layer: tuple[Exchange, ...] = (
-    last_layer.condition(feature_map, everybody=everybody, scales=scales),
-  )
-  if noise == "varying":
-    layer += last_layer.learn_noise(feature_map, everybody=everybody)
+  statistics = last_layer.condition(feature_map, everybody=everybody, scales=scales)
+  layer = (statistics, *learnt.exchanges)
   last = Stage(layer, begin=take_kernel)
   warm_up, num_warm_up = trained.warm_up, trained.num_warm_up
   if start:
@@ -92,7 +90,6 @@ def widened(
     num_warm_up = 1
   elif warm_up:
     warm_up = (*_inside("main", warm_up), last)
-  held_out = last_layer.held_out_noise(feature_map)
   return dataclasses.replace(
     trained,
     init_server=init_server,
@@ -101,7 +98,7 @@ def widened(
     num_warm_up=num_warm_up,
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
-    calibrate=held_out if noise == "held-out" else no_calibration,
+    calibrate=learnt.calibrate,
   )
 
 

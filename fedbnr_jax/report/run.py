@@ -78,6 +78,8 @@ def write_figures(
 
 def summary_text(summary: dict[str, Any]) -> str:
   """Formats a summary in a few lines for the terminal."""
+  conformal = summary.get("test_coverage95_conformal")
+  others = "" if conformal is None else f"; the conformal one covers {conformal:.1%}"
   return (
     f"{summary['dataset']}, {summary['method']}, {summary['num_clients']} clients, "
     f"seed {summary['seed']}: round {summary['best_round']} is the best of "
@@ -87,7 +89,7 @@ def summary_text(summary: dict[str, Any]) -> str:
     f"NLL {summary['test_nll']:.4g}, 95 % interval covers "
     f"{summary['test_coverage95']:.1%} of {summary['test_rows']} test rows, so "
     f"probably {summary['test_coverage95_low']:.1%} to "
-    f"{summary['test_coverage95_high']:.1%} of all"
+    f"{summary['test_coverage95_high']:.1%} of all{others}"
   )
 
 
@@ -95,7 +97,8 @@ def mean_summary(summaries: list[dict[str, Any]]) -> dict[str, Any]:
   """Averages the numbers of several seeds' summaries; equal values stay unchanged."""
   mean: dict[str, Any] = {}
   for name, first in summaries[0].items():
-    values = [summary[name] for summary in summaries]
+    # Some seeds may have no conformal intervals.
+    values = [summary[name] for summary in summaries if name in summary]
     same = all(value == first for value in values)
     mean[name] = first if same or isinstance(first, str) else float(np.mean(values))
   return mean | {

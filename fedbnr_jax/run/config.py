@@ -5,7 +5,7 @@ from typing import Any
 
 import ml_collections
 
-from fedbnr_jax.algorithms import exact, fedbnr, pfedgp
+from fedbnr_jax.algorithms import exact, noise, pfedgp
 from fedbnr_jax.data import columns, preprocessing
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
@@ -59,6 +59,10 @@ def base() -> ml_collections.ConfigDict:
   config.initial_noise_std = 0.5  # σ, in units of the target's std.
   config.initial_prior_std = 1.0  # λ
   config.min_noise_std = 1e-3
+  # Noise of predictions: "constant"; "varying" with the input, by residuals of training
+  # rows; or "held-out", by those of validation rows, for kernels that learn their own
+  # rows by heart. Of fedbnr, fedbnr-kd and central; others have a field of their own.
+  config.noise = "constant"
 
   config.replicate = ml_collections.ConfigDict()  # For kernel "replicate".
   config.replicate.policy = "multiply"  # Or "add".
@@ -121,8 +125,7 @@ def base() -> ml_collections.ConfigDict:
   config.evidence = ml_collections.ConfigDict()  # For fedbnr-ev and fedbnr-kd-ev.
   # Whether the next round's local steps start from the re-estimated σ and λ.
   config.evidence.feedback = False
-  # Noise of predictions: "varying" with the input, from sums; or "constant".
-  config.evidence.noise = "varying"
+  config.evidence.noise = "varying"  # As config.noise.
 
   # For fedbnr-ard, whose kernel, draws and steps are these.
   config.sparse = ml_collections.ConfigDict()
@@ -137,7 +140,7 @@ def base() -> ml_collections.ConfigDict:
   config.sparse.posterior_samples = 2000  # Of the last layer; 0: as `num_samples`.
   # Whether the objective charges for the variance that inducing features lose.
   config.sparse.trace = False
-  config.sparse.noise = "varying"  # As config.exact.noise.
+  config.sparse.noise = "varying"  # As config.noise.
 
   config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
   config.exact.optimizer = "adam"  # Or "lbfgs".
@@ -147,9 +150,7 @@ def base() -> ml_collections.ConfigDict:
   # Whether the objective charges for the variance that inducing features lose.
   config.exact.trace = False
   config.exact.warm_start_rounds = 0  # Rounds of fedbnr before the first exact one.
-  # Noise of predictions: "constant"; "varying", as above; or "held-out", which follows
-  # residuals of validation rows, for kernels that learn their own rows by heart.
-  config.exact.noise = "constant"
+  config.exact.noise = "constant"  # As config.noise.
 
   config.data = ml_collections.ConfigDict()
   config.data.source = "synthetic"  # Or "uci", "table".
@@ -175,6 +176,13 @@ def base() -> ml_collections.ConfigDict:
   # Table: what becomes of missing cells of features; an "error"; or "impute": training
   # medians, an input that says where, and a category of their own.
   config.data.missing = "error"
+  # Share of the training rows, from every client in proportion, that is set aside to
+  # calibrate conformal intervals; 0: none. Methods with a model for each client have
+  # no such intervals.
+  config.data.calibration = 0.0
+  # Where that share is less than 100 rows, none is set aside, and every training row is
+  # scored by another training, without its fold, one of so many; 0: no folds.
+  config.data.calibration_folds = 0
 
   # Whether scored error bars are of the target, or, as in the paper's formula of a
   # Gaussian process, of the function.
@@ -219,9 +227,10 @@ _CHOICES = {
   "statistics_from": STATISTICS_FROM,
   "stop_on": ("rmse", "nll"),
   "exact.optimizer": tuple(exact.OPTIMIZERS),
-  "evidence.noise": fedbnr.NOISES,
-  "exact.noise": exact.NOISES,
-  "sparse.noise": exact.NOISES,
+  "noise": noise.NOISES,
+  "evidence.noise": noise.NOISES,
+  "exact.noise": noise.NOISES,
+  "sparse.noise": noise.NOISES,
   "ard.basis": urk.BASES,
   "sparse.basis": urk.BASES,
   "pfedgp.objective": pfedgp.OBJECTIVES,
@@ -301,6 +310,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
         f"away what config.data.bounds is to keep: choose {private!r}, or leave the "
         "bounds out."
       )
+  _validate_calibration(config.data)
   _validate_distillation(config.kd)
   _validate_layout(config)
 
@@ -332,6 +342,19 @@ def _validate_layout(config: ml_collections.ConfigDict) -> None:
           f"config.num_seeds and config.{name} do not go together: train the seeds one "
           "after another, as launch.sweep does."
         )
+
+
+def _validate_calibration(data: ml_collections.ConfigDict) -> None:
+  if not 0 <= data.calibration <= 0.5:
+    raise InputError(
+      "config.data.calibration is a share of the training rows and must be from 0 to "
+      f"0.5, got {data.calibration}."
+    )
+  if data.calibration_folds < 0 or data.calibration_folds == 1:
+    raise InputError(
+      "config.data.calibration_folds must be at least 2, or 0 for none, got "
+      f"{data.calibration_folds}."
+    )
 
 
 def _validate_distillation(kd: ml_collections.ConfigDict) -> None:

@@ -60,6 +60,10 @@ def warn_of_coverage(summary: Mapping[str, Any]) -> None:
       f"the error bars are too {fault}: 95 % intervals cover {seen}; more rows or "
       "another method may help"
     )
+    if "test_coverage95_conformal" in summary:
+      message += "; conformal intervals allow for it"
+    else:
+      message += ", or conformal intervals (config.data.calibration)"
   elif rows < FEWEST_ROWS:
     message = (
       f"{rows} test rows are too few to judge the error bars: 95 % intervals cover "

@@ -16,6 +16,7 @@ from fedbnr_jax.data import (
   Dataset,
   Preprocessor,
   Split,
+  held_out,
   load_table,
   random_split,
   read_bounds,
@@ -33,7 +34,11 @@ from fedbnr_jax.run import input_summary, memory
 
 # Streams of randomness drawn from the one seed. What depends on the number of
 # clients has a stream of its own, so that the others do not.
-_DATA, _SPLIT, _PARTITION, _SERVER = range(4)
+_DATA, _SPLIT, _PARTITION, _SERVER, _CALIBRATION, _FOLDS = range(6)
+# A share of the training rows is set aside to calibrate intervals where it has as many
+# rows: with 100 of them, 95 % intervals cover 93 to 97 % of new rows in two cases of
+# three, whatever the luck of the draw.
+FEWEST_CALIBRATION_ROWS = 100
 
 
 class EvaluationSet(struct.PyTreeNode):
@@ -58,6 +63,27 @@ class Experiment:
   validation: EvaluationSet
   test: EvaluationSet
   algorithm: algorithms.FederatedAlgorithm
+  # Row numbers in `dataset` that are set aside to calibrate intervals; they are in no
+  # part of the split.
+  calibration_rows: np.ndarray
+
+  @property
+  def num_folds(self) -> int:
+    """Into how many folds the training rows are divided to calibrate; 0 for none."""
+    if self.algorithm.one_model_each or len(self.calibration_rows):
+      return 0
+    return self.config.data.calibration_folds
+
+  def folds(self) -> list[np.ndarray]:
+    """Divides each client's rows, in the order of `client_rows`, into folds.
+
+    Returns:
+      For each client `[n]`, from 0 on; -1 for a row that belongs to no fold.
+    """
+    owners = np.repeat(np.arange(len(self.client_rows)), [*map(len, self.client_rows)])
+    rng = _rng(self.config, _FOLDS)
+    dealt = held_out.folds(rng, np.arange(len(owners)), self.num_folds, owners)
+    return [dealt[owners == client] for client in range(len(self.client_rows))]
 
   @property
   def error_scale(self) -> float:
@@ -117,7 +143,11 @@ def build(
     )
   if dataset is None:
     dataset = load_dataset(config)
+  algorithm = method.build(config)
   split = dataset.split or random_split(_rng(config, _SPLIT), dataset.num_rows)
+  calibration_rows = np.array([], np.int64)
+  if not algorithm.one_model_each:
+    split, calibration_rows = _set_aside(config, dataset, split)
   preprocessor = _preprocessor(config, dataset, split)
   warn_of_hazards(dataset.features, dataset.targets, len(split.train), preprocessor)
   plain = preprocessor.standardised(dataset.features)
@@ -158,7 +188,6 @@ def build(
       jnp.asarray(scored_targets[indices], dtype),
     )
 
-  algorithm = method.build(config)
   algorithm.check(federation)
   return Experiment(
     config=ml_collections.FrozenConfigDict(config),
@@ -172,7 +201,30 @@ def build(
     validation=rows(validation),
     test=rows(split.test),
     algorithm=algorithm,
+    calibration_rows=calibration_rows,
   )
+
+
+def _set_aside(
+  config: ml_collections.ConfigDict, dataset: Dataset, split: Split
+) -> tuple[Split, np.ndarray]:
+  """Takes the rows to calibrate with out of the training rows, if there are enough."""
+  share, train = config.data.calibration, split.train
+  enough = share * len(train) >= FEWEST_CALIBRATION_ROWS
+  if not enough and config.data.calibration_folds:
+    return split, train[:0]
+  # Before rows are dealt to clients, where nobody owns them: as likely from each.
+  owners = dataset.clients if _rule(config, dataset) == "column" else None
+  owners = None if owners is None else owners[train]
+  chosen = held_out.set_aside(_rng(config, _CALIBRATION), train, share, owners)
+  return split._replace(train=train[~chosen]), train[chosen]
+
+
+def _rule(config: ml_collections.ConfigDict, dataset: Dataset) -> str:
+  """Names the rule by which rows get their owners."""
+  if config.partition == "auto":
+    return "sorted" if dataset.clients is None else "column"
+  return config.partition
 
 
 def _preprocessor(
@@ -312,9 +364,7 @@ def _deal(
 ) -> tuple[list[np.ndarray], list[str]]:
   """Row numbers and name of each client."""
   train = split.train
-  rule = config.partition
-  if rule == "auto":
-    rule = "sorted" if dataset.clients is None else "column"
+  rule = _rule(config, dataset)
   if rule == "column":
     if dataset.clients is None:
       raise InputError(

@@ -40,6 +40,7 @@ class RunFolder:
     self.checkpoints = self.path / "checkpoint"
     self.figures = self.path / "figures"
     self.posterior = self.path / "posterior.npz"  # See ledger_file.py.
+    self.calibration = self.path / "calibration.json"  # See calibration.py.
     self.released = self.path / "released"  # Folder; see privacy.py.
     self._config = self.path / "config.json"
     self._data = self.path / "data.json"

@@ -54,6 +54,11 @@ def extended(history: str, record: Record) -> str:
   return _digest([history, row])
 
 
+def of_changes(changes: Iterable[Mapping[str, Any]]) -> str:
+  """The digest of the changes by which rows joined or left a model."""
+  return _digest(list(changes))
+
+
 def require(folder: RunFolder, number: int, seal: Seal | None) -> None:
   """Raises InputError unless a checkpoint belongs with the files of its folder.
 
@@ -68,11 +73,27 @@ def require(folder: RunFolder, number: int, seal: Seal | None) -> None:
   if seal is None:
     _warn_of_earlier_version(checkpoint)
     return
+  remedy = "remove it, so that an older one is used"
+  require_same_run(folder, checkpoint, number, seal, remedy)
+
+
+def require_same_run(
+  folder: RunFolder, path: pathlib.Path, number: int, seal: Seal, otherwise: str
+) -> None:
+  """Raises InputError unless a file belongs with the others of its folder.
+
+  Args:
+    folder: The run's.
+    path: The file.
+    number: How many rounds there were when it was written.
+    seal: The one that it was written with.
+    otherwise: What to do instead of restoring it.
+  """
   strangers = _strangers(folder, seal.files)
   records = folder.metrics()[:number]
   if len(records) < number or of_history(records) != seal.history:
     strangers.append(folder.history.name)
-  _refuse(folder, strangers, checkpoint, "remove it, so that an older one is used")
+  _refuse(folder, strangers, path, otherwise)
 
 
 def write_arrays(

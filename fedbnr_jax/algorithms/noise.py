@@ -1,0 +1,46 @@
+"""The noise of predictions, for every method with one last layer of all rows.
+
+It is one σ ("constant"); or follows the residuals of the rows in the posterior, and so
+varies with the input ("varying"); or follows those of validation rows ("held-out"), for
+kernels that learn their own rows by heart.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from fedbnr_jax.algorithms import last_layer
+from fedbnr_jax.federated.algorithm import no_calibration
+from fedbnr_jax.federated.exchange import Exchange
+from fedbnr_jax.federated.state import ServerState
+from fedbnr_jax.gp import urk
+from fedbnr_jax.names import require_choice
+
+NOISES = ("constant", "varying", "held-out")
+
+
+class Noise(NamedTuple):
+  """What a method does about its noise."""
+
+  varies: bool  # Whether the posterior has weights of the noise.
+  exchanges: tuple[Exchange, ...]  # They follow the exchange of statistics.
+  # The method's `calibrate`: (state, x [N, D], y [N]) -> state.
+  calibrate: Callable[[ServerState, jax.Array, jax.Array], ServerState]
+
+
+def learnt(kind: str, feature_map: urk.FeatureMap, *, everybody: bool) -> Noise:
+  """Says how noise of a kind is learnt under a kernel.
+
+  Args:
+    kind: One of `NOISES`.
+    feature_map: The kernel of the last layer.
+    everybody: Whether clients that do not train in the round take part.
+  """
+  require_choice("noise", kind, NOISES)
+  exchanges: tuple[Exchange, ...] = ()
+  if kind == "varying":
+    exchanges = last_layer.learn_noise(feature_map, everybody=everybody)
+  held_out = last_layer.held_out_noise(feature_map)
+  calibrate = held_out if kind == "held-out" else no_calibration
+  return Noise(kind != "constant", exchanges, calibrate)
