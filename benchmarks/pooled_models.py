@@ -16,7 +16,7 @@ import pandas as pd
 from fedbnr_jax.run.experiment import Experiment
 
 _PATIENCE = 50  # Trees without a better validation score.
-_MAX_TREES = 2000
+_MAX_TREES = 6000
 # NGBoost's trees are slow: beyond this, each sees a sample of the rows and inputs.
 _NGBOOST_ROWS, _NGBOOST_INPUTS = 4000, 50
 
@@ -101,7 +101,7 @@ def ngboost(run: Experiment) -> Predictions:
   held_out = np.asarray(run.validation.x), np.asarray(run.validation.y)
   trees = NGBRegressor(
     n_estimators=1000,
-    learning_rate=0.03,
+    learning_rate=0.1,
     minibatch_frac=min(1.0, _NGBOOST_ROWS / len(x)),
     col_sample=min(1.0, _NGBOOST_INPUTS / x.shape[1]),
     random_state=run.config.seed,
