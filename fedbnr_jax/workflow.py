@@ -21,7 +21,7 @@ from fedbnr_jax.model import rows_have_changed
 from fedbnr_jax.prediction import method_key
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import processes, seal, training
+from fedbnr_jax.run import journal, processes, seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints, Saved
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program, make_batched_program, make_program

@@ -108,6 +108,7 @@ def config(method: str, **fields: object) -> ml_collections.ConfigDict:
     "sparse__num_samples": 3,
     "sparse__posterior_samples": 5,
     "sparse__num_steps": 2,
+    "ridge__num_samples": 3,
     "mesh": 1,
   }
   return tiny(**(common | fields))

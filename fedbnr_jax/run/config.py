@@ -142,6 +142,12 @@ def base() -> ml_collections.ConfigDict:
   config.sparse.trace = False
   config.sparse.noise = "varying"  # As config.noise.
 
+  # For fedridge, whose kernel and draws are these; config.ard has its length-scale.
+  config.ridge = ml_collections.ConfigDict()
+  config.ridge.kernel = "matern32+linear"
+  config.ridge.basis = "fourier"  # Or "inducing".
+  config.ridge.num_samples = 500  # Frequencies, or inducing inputs.
+
   config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
   config.exact.optimizer = "adam"  # Or "lbfgs".
   # Local steps on the majoriser of the global evidence in each exchange; 0: none, the
@@ -233,6 +239,7 @@ _CHOICES = {
   "sparse.noise": noise.NOISES,
   "ard.basis": urk.BASES,
   "sparse.basis": urk.BASES,
+  "ridge.basis": urk.BASES,
   "pfedgp.objective": pfedgp.OBJECTIVES,
   "fedloc.rule": tuple(experts.RULES),
 }
@@ -259,7 +266,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise InputError(
       f"config.num_clients must be at least 1, got {config.num_clients}."
     )
-  for name in ("num_samples", "sparse.num_samples"):
+  for name in ("num_samples", "sparse.num_samples", "ridge.num_samples"):
     if get(config, name) < 2:
       raise InputError(f"config.{name} must be at least 2, got {get(config, name)}.")
   for name, zero in (

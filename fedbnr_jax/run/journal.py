@@ -138,14 +138,16 @@ def finished(
 ) -> bool:
   """Whether the rounds are used up or validation has stopped improving.
 
-  Rounds in which nobody answered, and so nothing changed, do not try its patience.
+  Rounds in which nobody answered, and so nothing changed, do not try its patience; and
+  without any patience, the first answer is the last.
   """
   if len(history) >= num_rounds:
     return True
   if not history:
     return False
   since = history[best_round(history, score) :]
-  return sum(record["clients_answered"] > 0 for record in since) >= patience
+  anybody = any(record["clients_answered"] for record in history)
+  return anybody and sum(r["clients_answered"] > 0 for r in since) >= patience
 
 
 def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
