@@ -48,7 +48,7 @@ def test_beside_scores_no_cell_of_a_feature_is_far():
   with pytest.warns(UserWarning, match="column 'y'.* take logarithms of the column$"):
     warn_of_hazards(features, values, len(TRAIN), fitted)
   (said,) = warned(values)
-  assert said.endswith("or data.inputs=scores")
+  assert said.endswith("or set data.inputs=scores")
 
 
 def test_held_out_rows_and_targets_are_looked_at_too():

@@ -41,7 +41,8 @@ def warn_of_hazards(
     columns = {}  # Scores are of ranks, beside which no cell is far.
   columns[preprocessor.target_name] = np.asarray(targets, np.float64)
   for column, values in columns.items():
-    is_input = column != preprocessor.target_name
+    is_target = column == preprocessor.target_name
+    remedy = "" if is_target else ", or set data.inputs=scores"
     far = _far_cells(values)
     if len(far):
       row, count = int(far[0]), len(far)
@@ -49,7 +50,7 @@ def warn_of_hazards(
         f"{place(features, row)}, column {column!r}: {values[far[0]]:g} is so far from "
         f"the others (median {np.nanmedian(values):g}) that these look alike beside it"
         f"{f' (such cells: {count})' if count > 1 else ''}: correct it, drop the row, "
-        f"take logarithms of the column{', or data.inputs=scores' if is_input else ''}",
+        f"take logarithms of the column{remedy}",
         UserWarning,
         stacklevel=3,
       )
