@@ -75,6 +75,9 @@ def base() -> ml_collections.ConfigDict:
   config.ard.basis = "fourier"
   config.ard.isotropic = False  # One length-scale for all inputs.
   config.ard.orthogonal = False  # Frequencies that are orthogonal in blocks.
+  # Deviation of log length-scales under their prior, around the start, in methods that
+  # follow the exact evidence; 0: no prior.
+  config.ard.spread = 1.7
 
   config.polynomial = ml_collections.ConfigDict()  # For kernel "polynomial".
   config.polynomial.degree = 2
