@@ -9,7 +9,7 @@ import ml_collections
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax import calibration, precision, workflow
+from fedbnr_jax import auto, calibration, precision, workflow
 from fedbnr_jax import model as model_lib
 from fedbnr_jax.data import Bounds, Dataset, load_table, read_bounds, tables
 from fedbnr_jax.errors import InputError
@@ -166,6 +166,8 @@ def _train(
       workflow.train(config, folder, progress, dataset)
       return model_lib.load(folder)
     precision.warn_of_float32()
+    if config.method == config_lib.AUTO:
+      config = auto.choose(config, dataset, workflow.program_for).config
     experiment = experiment_lib.build(config, dataset)
     program = workflow.program_for(experiment)
     progress.start(experiment, 0, 1)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import ml_collections
 
-from fedbnr_jax import calibration, ledger_file, membership, precision
+from fedbnr_jax import auto, calibration, ledger_file, membership, precision
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
@@ -88,6 +88,8 @@ def train(
     return Outcome(was_finished=True)
   if processes.is_first():
     precision.warn_of_float32()
+  if config.method == config_lib.AUTO:
+    config = _chosen(config, folder, dataset)
   experiments = processes.all_do(
     lambda: (
       experiment_lib.build_seeds(config)
@@ -105,6 +107,19 @@ def train(
     if len(experiments) == 1:
       return train_one(experiments[0], folder, progress)
     return train_seeds(config, experiments, folder, progress, lock)
+
+
+def _chosen(
+  config: ml_collections.ConfigDict, folder: RunFolder, dataset: Dataset | None
+) -> ml_collections.ConfigDict:
+  """Lets method `auto` choose, alone in the run's folder."""
+  rows = processes.all_do(
+    lambda: experiment_lib.load_dataset(config) if dataset is None else dataset
+  )
+  processes.require_same("data", rows.digest())
+  with explain_os_errors(folder.path), contextlib.ExitStack() as lock:
+    processes.first_does(lambda: lock.enter_context(alone_in(folder.path)))
+    return auto.choose_in(folder, config, rows, program_for)
 
 
 def train_one(
@@ -255,6 +270,12 @@ def is_finished(
       finished run's files do not belong together.
   """
   config = experiment_lib.with_bounds_read(config)
+  if config.method == config_lib.AUTO:
+    chosen, _ = auto.recorded(config, folder)
+    if chosen is None:
+      folder.check(config)  # It may hold another run.
+      return False
+    config = chosen
   folder.check(config)
   summary = folder.summary()
   if summary is None:

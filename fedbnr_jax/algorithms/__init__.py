@@ -70,7 +70,7 @@ METHODS: dict[str, Method] = {
 
 
 def method(name: str) -> Method:
-  """Looks a method up by name."""
+  """Looks a method up by name; "auto" is none, but a choice among them."""
   require_choice("config.method", name, METHODS)
   return METHODS[name]
 

@@ -14,6 +14,8 @@ from fedbnr_jax.federated.partition import PARTITIONERS
 from fedbnr_jax.gp import experts, urk
 from fedbnr_jax.names import require_choice
 
+AUTO = "auto"  # The method that stands for whichever is best; see auto.py.
+
 
 def base() -> ml_collections.ConfigDict:
   """A config with every field; the files in `configs/` change some."""
@@ -150,6 +152,13 @@ def base() -> ml_collections.ConfigDict:
   config.ridge.kernel = "matern32+linear"
   config.ridge.basis = "fourier"  # Or "inducing".
   config.ridge.num_samples = 500  # Frequencies, or inducing inputs.
+
+  # For method "auto", which tries fedbnr-ard in several ways, and trains the best.
+  config.auto = ml_collections.ConfigDict()
+  config.auto.inputs = "standard,scores"  # Readings of config.data.inputs to try.
+  # Kernels to try: the first with every reading, the others with the better one.
+  config.auto.kernels = "matern32+linear,gaussian+linear,matern12+linear"
+  config.auto.seconds = 0.0  # After which no further trial begins; 0: no limit.
 
   config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
   config.exact.optimizer = "adam"  # Or "lbfgs".

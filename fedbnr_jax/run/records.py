@@ -28,6 +28,7 @@ from fedbnr_jax.run.experiment import Experiment
 
 Record = dict[str, float | int]
 
+CANDIDATES = "candidates.json"  # What method `auto` tried before the run began.
 # Fields of data.json that tell one table from another.
 _IDENTITY = ("name", "rows", "digest")
 
@@ -40,6 +41,7 @@ class RunFolder:
     self.checkpoints = self.path / "checkpoint"
     self.figures = self.path / "figures"
     self.posterior = self.path / "posterior.npz"  # See ledger_file.py.
+    self.candidates = self.path / CANDIDATES  # See auto.py.
     self.calibration = self.path / "calibration.json"  # See calibration.py.
     self.released = self.path / "released"  # Folder; see privacy.py.
     self._config = self.path / "config.json"
@@ -278,8 +280,9 @@ def _clients(names: Sequence[str], num_rows: int) -> dict[str, Any]:
 
 
 def _is_fresh(path: pathlib.Path) -> bool:
-  """Whether a folder is empty, but for what a kill in its first moment left."""
-  return all(_is_passing(entry) for entry in path.iterdir())
+  """Whether a folder is empty, but for what comes before a run's config."""
+  entries = (entry for entry in path.iterdir() if entry.name != CANDIDATES)
+  return all(_is_passing(entry) for entry in entries)
 
 
 def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -1,0 +1,316 @@
+"""Method `auto`: a few candidates are tried, and the best on held-out rows is taken.
+
+A candidate is a short training of `fedbnr-ard` with few inducing inputs. First the two
+readings of numeric inputs are compared, then other kernels under the better of them.
+What is chosen is a config like any other, with sizes that fit the table: it is trained,
+resumed, loaded and changed as if it had been written by hand. Scores are sums over
+held-out rows, so that nothing leaves a client that a training would not send anyway.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import ml_collections
+import numpy as np
+
+from fedbnr_jax.data import Dataset
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.files import read_object, write_json
+from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import processes, training
+from fedbnr_jax.run.config import differences
+from fedbnr_jax.run.experiment import Experiment
+from fedbnr_jax.run.program import Program
+from fedbnr_jax.run.records import RunFolder, as_json
+
+METHOD = "fedbnr-ard"
+# Beyond so many deviations a cell squashes the rest of its column, and a linear part
+# multiplies it; held-out rows seldom show such a cell.
+_FAR = 20.0
+# Below so many held-out rows their error is mostly chance. The evidence of all rows,
+# trained and held out, then chooses.
+_ENOUGH = 100
+# Inducing inputs and steps of a candidate.
+_TRIAL = {"num_samples": 200, "num_steps": 50, "posterior_samples": 1000}
+# Products of rows and squared inducing inputs that a step, and the last layer, may
+# cost, and the most inducing inputs that they have.
+_STEP_COST, _MOST = 3e9, 800
+_LAYER_COST, _WIDEST = 1e11, 2000
+# One round of few inducing inputs, and those in which more go on from it.
+_MOST_ROUNDS = 3
+_SECONDS = 20  # Within which no candidate is compiled and trained.
+
+
+class Candidate(NamedTuple):
+  """What is tried: how inputs are read, and a kernel."""
+
+  inputs: str
+  kernel: str
+
+  @property
+  def name(self) -> str:
+    return f"{self.inputs} {self.kernel}"
+
+  def config(self, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """Writes the candidate into a copy of a config."""
+    result = ml_collections.ConfigDict(config.to_dict())
+    result.method = METHOD
+    result.data.inputs = self.inputs
+    result.sparse.kernel = self.kernel
+    return result
+
+
+class Trial(NamedTuple):
+  """What became of a candidate; scores are None where its training diverged."""
+
+  name: str
+  score: float | None  # What the choice is by; the lowest wins.
+  val_rmse: float | None
+  val_nll: float | None
+  train_nll: float | None
+  seconds: float
+
+
+class Choice(NamedTuple):
+  """The config to train, and what was tried before it was chosen."""
+
+  config: ml_collections.ConfigDict
+  trials: tuple[Trial, ...]
+
+
+def choose(
+  config: ml_collections.ConfigDict,
+  dataset: Dataset,
+  program_for: Callable[[Experiment], Program],
+  trials: Sequence[Trial] = (),
+  on_trial: Callable[[Trial], None] = lambda trial: None,
+) -> Choice:
+  """Tries candidates one after another, and returns the best as a config.
+
+  Args:
+    config: Its method is `auto`; config.auto says what is tried, and how long.
+    dataset: The rows.
+    program_for: Gives the jitted program of an experiment.
+    trials: Those of an earlier call that was stopped; they are not repeated.
+    on_trial: Is called after each trial.
+
+  Raises:
+    InputError: If the config or the data cannot be used, or time does not suffice.
+  """
+  _check(config)
+  started = time.monotonic()
+  first, *others = _listed(config.auto.kernels)
+  readings = _listed(config.auto.inputs)
+  done = {trial.name: trial for trial in trials}
+
+  def is_late() -> bool:
+    passed = time.monotonic() - started
+    longest = max((trial.seconds for trial in done.values()), default=0.0)
+    return bool(config.auto.seconds and done and passed + longest > config.auto.seconds)
+
+  def tried(candidate: Candidate) -> bool:
+    """Sees that there is a trial of a candidate, unless time is up."""
+    if candidate.name not in done:
+      if processes.from_first(is_late()):
+        return False
+      done[candidate.name] = _try(candidate, config, dataset, program_for)
+      on_trial(done[candidate.name])
+    return True
+
+  plain = _built(Candidate("standard", first).config(config), dataset)
+  if "scores" in readings and _has_far_cells(plain):
+    readings = ["scores"]
+  so_far = [c for c in (Candidate(one, first) for one in readings) if tried(c)]
+  reading = _best(so_far, done).inputs
+  so_far += [c for c in (Candidate(reading, one) for one in others) if tried(c)]
+  chosen = _sized(_best(so_far, done).config(config), _num_rows(plain))
+  return Choice(chosen, tuple(done.values()))
+
+
+def recorded(
+  config: ml_collections.ConfigDict, folder: RunFolder
+) -> tuple[ml_collections.ConfigDict | None, tuple[Trial, ...]]:
+  """Reads what was chosen in a folder, or None, and what has been tried so far.
+
+  Raises:
+    InputError: If it was for another config, or the file is not what `choose_in` wrote.
+  """
+  path = folder.candidates
+  if not path.exists():
+    return None, ()
+  content = read_object(path)
+  try:
+    changed = differences(content["given"], as_json(config))
+    trials = tuple(Trial(**trial) for trial in content["trials"])
+    chosen = content["chosen"]
+    chosen = None if chosen is None else ml_collections.ConfigDict(chosen)
+  except (KeyError, TypeError, AttributeError) as error:
+    raise InputError(f"{path} is damaged: remove it to choose again.") from error
+  if changed:
+    raise InputError(
+      f"workdir {folder.path} belongs to another config (config.{changed[0]} differs): "
+      "choose another workdir, or remove this one."
+    )
+  return chosen, trials
+
+
+def choose_in(
+  folder: RunFolder,
+  config: ml_collections.ConfigDict,
+  dataset: Dataset,
+  program_for: Callable[[Experiment], Program],
+) -> ml_collections.ConfigDict:
+  """Chooses as `choose` does, and keeps each trial in the folder.
+
+  Every process calls it; the first one reads and writes.
+  """
+
+  def read() -> dict[str, Any]:
+    chosen, trials = recorded(config, folder)
+    return _content(config, trials, chosen)
+
+  before = processes.from_first(processes.first_does(read))
+  if before["chosen"] is not None:
+    return ml_collections.ConfigDict(before["chosen"])
+  trials = [Trial(**trial) for trial in before["trials"]]
+
+  def write(chosen: ml_collections.ConfigDict | None) -> None:
+    content = _content(config, trials, chosen)
+    processes.first_does(lambda: write_json(folder.candidates, content))
+
+  def on_trial(trial: Trial) -> None:
+    trials.append(trial)
+    write(None)
+
+  choice = choose(config, dataset, program_for, tuple(trials), on_trial)
+  write(choice.config)
+  return choice.config
+
+
+def _content(
+  config: ml_collections.ConfigDict,
+  trials: Sequence[Trial],
+  chosen: ml_collections.ConfigDict | None,
+) -> dict[str, Any]:
+  """The content of candidates.json."""
+  return {
+    "given": as_json(config),
+    "trials": [trial._asdict() for trial in trials],
+    "chosen": None if chosen is None else as_json(chosen),
+  }
+
+
+def _check(config: ml_collections.ConfigDict) -> None:
+  """Raises InputError for what `auto` cannot do."""
+  if config.num_seeds > 1:
+    raise InputError(
+      "method 'auto' chooses for one seed: leave config.num_seeds at 1, or train the "
+      "seeds one after another, as launch.sweep does."
+    )
+  if config.data.bounds:
+    raise InputError(
+      "method 'auto' reads the rows to choose, which config.data.bounds is to prevent: "
+      f"choose a method, such as {METHOD!r}."
+    )
+  if config.auto.seconds and not config.auto.seconds >= _SECONDS:
+    raise InputError(
+      f"config.auto.seconds is {config.auto.seconds:g}, too few for one candidate: "
+      f"give at least {_SECONDS}, or 0 for no limit."
+    )
+
+
+def _try(
+  candidate: Candidate,
+  config: ml_collections.ConfigDict,
+  dataset: Dataset,
+  program_for: Callable[[Experiment], Program],
+) -> Trial:
+  """Trains a candidate for one round of few inducing inputs, and scores it."""
+  started = time.monotonic()
+  trial = candidate.config(config)
+  trial.num_rounds = 1
+  trial.sparse.update({"start_samples": 0, "noise": "constant", **_TRIAL})
+  experiment = _built(trial, dataset)
+  num_rows = _num_rows(experiment)
+  try:
+    result = training.train(experiment, program_for(experiment))
+  except training.NonFiniteError:
+    seconds = time.monotonic() - started
+    return Trial(candidate.name, None, None, None, None, seconds)
+  record = result.history[-1]
+  seconds = time.monotonic() - started
+  rmse, val_nll, train_nll = (
+    float(record[name]) for name in ("val_rmse", "val_nll", "train_nll")
+  )
+  score = rmse
+  num_held_out = len(experiment.validation.y)
+  if num_held_out < _ENOUGH:
+    # log p(y of all) = log p(y trained on) + log p(y held out | y trained on).
+    total = num_rows * train_nll + num_held_out * val_nll
+    score = total / (num_rows + num_held_out)
+  return Trial(candidate.name, score, rmse, val_nll, train_nll, seconds)
+
+
+def _best(candidates: Sequence[Candidate], done: dict[str, Trial]) -> Candidate:
+  """Finds the candidate of the lowest score.
+
+  Raises:
+    InputError: If no candidate has one.
+  """
+  scored = [c for c in candidates if done[c.name].score is not None]
+  if not scored:
+    raise InputError(
+      "method 'auto': every candidate diverged: look at the targets, or "
+      "choose another method."
+    )
+  return min(scored, key=lambda c: done[c.name].score or 0.0)
+
+
+def _listed(text: str) -> list[str]:
+  """Splits a list of names at commas.
+
+  Raises:
+    InputError: If it is empty.
+  """
+  names = [name.strip() for name in text.split(",") if name.strip()]
+  if not names:
+    raise InputError("config.auto.inputs and config.auto.kernels name at least one.")
+  return names
+
+
+def _built(config: ml_collections.ConfigDict, dataset: Dataset) -> Experiment:
+  """Builds an experiment; what is odd about the data is said when one is trained."""
+  with warnings.catch_warnings(action="ignore"):
+    return experiment_lib.build(config, dataset)
+
+
+def _num_rows(experiment: Experiment) -> int:
+  """Counts the training rows."""
+  return int(np.sum(experiment.federation.clients.mask))
+
+
+def _has_far_cells(experiment: Experiment) -> bool:
+  """Whether an input of standardised training rows lies far from all others."""
+  rows = experiment.federation.clients
+  return bool(np.max(np.abs(rows.x), where=rows.mask[..., None], initial=0.0) > _FAR)
+
+
+def _sized(
+  config: ml_collections.ConfigDict, num_rows: int
+) -> ml_collections.ConfigDict:
+  """Gives the chosen config sizes that fit the table."""
+
+  def affordable(cost: float, least: int, most: int) -> int:
+    wanted = min(most, max(least, int((cost / num_rows) ** 0.5)))
+    return max(2, min(wanted, num_rows))
+
+  few = _TRIAL["num_samples"]
+  sparse = config.sparse
+  sparse.start_samples = affordable(0.0, few, few)
+  sparse.start_steps = _TRIAL["num_steps"]
+  sparse.num_samples = affordable(_STEP_COST, few, _MOST)
+  sparse.posterior_samples = affordable(_LAYER_COST, sparse.num_samples, _WIDEST)
+  config.num_rounds = min(config.num_rounds, _MOST_ROUNDS)
+  return config

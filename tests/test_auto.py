@@ -1,0 +1,186 @@
+"""Method `auto`: what is tried, what is taken, and what a folder keeps of it."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedbnr_jax import auto, fit, load, workflow
+from fedbnr_jax.data import load_table
+from fedbnr_jax.run.records import RunFolder
+from tests.runs import assert_refused, table, tiny
+
+FIELDS = {"method": "auto", "auto__kernels": "matern32+linear,gaussian+linear"}
+SMALL = {"num_samples": 4, "num_steps": 2, "posterior_samples": 6}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+  """Trials and trainings of a few inducing inputs."""
+  monkeypatch.setattr(auto, "_TRIAL", SMALL)
+  monkeypatch.setattr(auto, "_MOST", 5)
+  monkeypatch.setattr(auto, "_WIDEST", 6)
+
+
+def scored(monkeypatch, scores):
+  """Makes trials cost nothing and have these scores, by name; lists their names."""
+  names = []
+
+  def tried(candidate, *_):
+    names.append(candidate.name)
+    score = scores.get(candidate.name)
+    return auto.Trial(candidate.name, score, score, score, score, 1.0)
+
+  monkeypatch.setattr(auto, "_try", tried)
+  return names
+
+
+def chosen(config, dataset=None):
+  return auto.choose(config, dataset or table(80), workflow.program_for).config
+
+
+# ------------------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize("reading", ["standard", "scores"])
+def test_kernels_are_tried_under_the_better_reading(monkeypatch, reading):
+  scores = {
+    "standard matern32+linear": 1.0,
+    "scores matern32+linear": 2.0 if reading == "standard" else 0.5,
+    f"{reading} gaussian+linear": 0.3,
+  }
+  names = scored(monkeypatch, scores)
+  config = chosen(tiny(**FIELDS))
+  assert names == list(scores)
+  assert (config.method, config.data.inputs) == ("fedbnr-ard", reading)
+  assert config.sparse.kernel == "gaussian+linear"
+
+
+def test_a_candidate_that_diverged_is_not_taken(monkeypatch):
+  scored(monkeypatch, {"scores matern32+linear": 7.0})
+  config = chosen(tiny(**FIELDS))
+  assert (config.data.inputs, config.sparse.kernel) == ("scores", "matern32+linear")
+  scored(monkeypatch, {})
+  assert_refused(lambda: chosen(tiny(**FIELDS)), "every candidate diverged")
+
+
+def test_a_cell_far_from_all_others_leaves_scores_only(monkeypatch):
+  rng = np.random.default_rng(0)
+  frame = pd.DataFrame({"a": rng.normal(size=900), "y": rng.normal(size=900)})
+  names = scored(monkeypatch, {"scores matern32+linear": 1.0, "x": 1.0})
+  config = tiny(method="auto", auto__kernels="matern32+linear")
+  frame.loc[3:5, "a"] = 1e6  # Not all of them are held out.
+  assert chosen(config, load_table(frame, target="y")).data.inputs == "scores"
+  assert names == ["scores matern32+linear"]
+
+
+def test_no_trial_begins_when_time_is_up(monkeypatch):
+  names = scored(monkeypatch, {"standard matern32+linear": 1.0})
+  clock = iter([0.0, *np.arange(30.0, 300.0, 30.0)])
+  monkeypatch.setattr(auto.time, "monotonic", lambda: next(clock))
+  config = chosen(tiny(auto__seconds=40.0, **FIELDS))
+  assert names == ["standard matern32+linear"]
+  assert config.data.inputs == "standard"
+
+
+@pytest.mark.parametrize(
+  ("num_rows", "sizes"), [(60, (60, 60, 60)), (7_000, (200, 654, 2000)),
+                          (100_000, (200, 200, 1000))],
+)  # fmt: skip
+def test_sizes_fit_the_table(num_rows, sizes):
+  config = auto._sized(tiny(), num_rows)
+  sparse = config.sparse
+  assert (
+    sparse.start_samples,
+    sparse.num_samples,
+    sparse.posterior_samples,
+  ) == sizes
+
+
+def test_few_held_out_rows_are_judged_with_the_evidence(quick):
+  """Of all rows: the evidence of those trained on, and the likelihood of the others."""
+  one = {"auto__kernels": "matern32+linear", "auto__inputs": "scores"}
+  config = tiny(**FIELDS | one)
+  (trial,) = auto.choose(config, table(80), workflow.program_for).trials
+  expected = (64 * trial.train_nll + 8 * trial.val_nll) / 72
+  assert trial.score == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+  ("fields", "words"),
+  [
+    ({"num_seeds": 2}, ("num_seeds",)),
+    ({"auto__seconds": 3.0}, ("auto.seconds is 3", "at least 20")),
+    ({"auto__seconds": -1.0}, ("auto.seconds",)),
+    ({"auto__kernels": " , "}, ("auto.kernels",)),
+    ({"auto__kernels": "matern33"}, ("matern33", "matern32")),
+    ({"auto__inputs": "score"}, ("score", "scores")),
+    ({"data__bounds": '{"a": [0, 1]}'}, ("data.bounds",)),
+  ],
+)
+def test_what_it_cannot_do_is_refused(fields, words):
+  assert_refused(lambda: chosen(tiny(**FIELDS | fields)), *words)
+
+
+# ------------------------------------------------------------------ models and folders
+
+
+def test_a_model_of_it_is_like_any_other(quick, tmp_path):
+  whole = table(80)
+  frame = whole.features.assign(y=whole.targets)
+  options = {"auto__kernels": "matern32+linear", "num_clients": 2, "progress": False}
+  model = fit(frame, target="y", method="auto", **options)
+  assert model.config.method == "fedbnr-ard"
+  model.save(tmp_path / "saved")
+  fit(frame, target="y", method="auto", folder=tmp_path / "run", **options)
+  for name in ("saved", "run"):
+    got = load(tmp_path / name).predict(frame.head(5), warn=False)
+    expected = model.predict(frame.head(5), warn=False)
+    np.testing.assert_allclose(got["mean"], expected["mean"], rtol=1e-9)
+  content = json.loads((tmp_path / "run" / "candidates.json").read_text())
+  assert [trial["name"] for trial in content["trials"]] == [
+    "standard matern32+linear",
+    "scores matern32+linear",
+  ]
+  assert content["chosen"]["data"]["inputs"] == model.config.data.inputs
+
+
+def test_a_stopped_choice_goes_on_and_a_finished_run_is_known(
+  quick, monkeypatch, tmp_path
+):
+  config, rows = tiny(**FIELDS), table(80)
+  scores = {f"{reading} matern32+linear": 1.0 for reading in ("standard", "scores")}
+  scores["standard gaussian+linear"] = 0.5
+  names = scored(monkeypatch, scores)
+  with monkeypatch.context() as patch:
+    _interrupt_after(patch, 2)
+    with pytest.raises(KeyboardInterrupt):
+      workflow.train(config, tmp_path, dataset=rows)
+  assert len(auto.recorded(config, RunFolder(tmp_path))[1]) == 2
+  names.clear()
+  outcome = workflow.train(config, tmp_path, dataset=rows)
+  assert names == ["standard gaussian+linear"]
+  assert outcome.result is not None
+  assert workflow.train(config, tmp_path, dataset=rows).was_finished
+  other = tiny(**FIELDS, seed=5)
+  assert_refused(
+    lambda: workflow.train(other, tmp_path, dataset=rows), "config.seed differs"
+  )
+  (tmp_path / "candidates.json").write_text("{}")
+  assert_refused(
+    lambda: workflow.train(config, tmp_path, dataset=rows), "candidates.json is damaged"
+  )
+
+
+def _interrupt_after(patch, count):
+  """Lets the user stop the choice when it is about to begin another trial."""
+  real, begun = auto._try, []
+
+  def tried(*arguments):
+    if len(begun) == count:
+      raise KeyboardInterrupt
+    begun.append(1)
+    return real(*arguments)
+
+  patch.setattr(auto, "_try", tried)
