@@ -14,6 +14,7 @@ from fedbnr_jax import files
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp.blr import SufficientStats
 from fedbnr_jax.ledger import Ledger, Part, is_finite, make_part
+from fedbnr_jax.run.seal import digest
 
 _VERSION = 2
 _SUMS = ("gram", "moment", "energy", "count")
@@ -45,6 +46,7 @@ def write(path: pathlib.Path, ledger: Ledger) -> None:
     arrays |= _arrays(f"joined.{index}", part)
   note = {
     "version": _VERSION,
+    "digest": digest(arrays),
     "kernel": ledger.kernel,
     "noise_offset": ledger.noise_offset,
     "joined": [part.table for part in ledger.joined],
@@ -72,6 +74,9 @@ def read(path: pathlib.Path) -> Ledger:
       raise InputError(
         f"{path} was made by another version: train again, in another workdir."
       )
+    # Files that were written before there was a digest are taken as they are.
+    if "digest" in note and note["digest"] != digest(arrays):
+      raise ValueError("its digest does not match its arrays")
     ledger = _first_version(arrays, note) if "tags" in arrays else _ledger(arrays, note)
   except InputError:
     raise

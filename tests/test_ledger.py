@@ -278,6 +278,17 @@ def posterior_command(run, *flags):
   return [sys.executable, "-m", "launch.posterior", f"--workdir={run}", *flags]
 
 
+@pytest.mark.parametrize("name", ["moment", "gram", "tags", "rounding"])
+def test_a_short_array_is_damage(run, name):
+  path = run / "posterior.npz"
+  arrays, note = files.read_arrays(path)
+  arrays[f"training.{name}"] = arrays[f"training.{name}"][:-1]
+  files.write_arrays(path, arrays, note)
+  more = [("new.csv", new())]
+  for call in (lambda: change_rows(run), lambda: change_rows(run, add=more)):
+    assert_unchanged(run, call, "posterior.npz is damaged", "digest", "restore it")
+
+
 def test_a_second_command_gets_one_line(run):
   with alone_in(run), unchanged(run):
     done = subprocess.run(posterior_command(run), capture_output=True, text=True)
