@@ -1,7 +1,7 @@
 """Whether intervals keep their promise: shares of fresh rows that they cover.
 
 python -m benchmarks.coverage [--rows=100,200,1000] [--seeds=0-19] [--output=FILE.csv]
-python -m benchmarks.coverage --config.exact.noise=... (any field of a config)
+python -m benchmarks.coverage --config.sparse.noise=held-out (any field of a config)
 
 Tables are drawn from a known law: one smooth with even noise, one with noise of heavy
 tails (t with 3 degrees of freedom) whose size grows along an input, one with inputs
@@ -9,9 +9,9 @@ that do not matter; or, by its name, from the rows of a UCI table, the others of
 are fresh. Five clients train on 80 % of a table, and 10,000 fresh rows say
 what share of them the 95 % intervals of the model cover. The conformal threshold is
 compared with that of crepes, which has all scores instead of summed counts. A row is
-appended to the file when it is known; what stands in it is not computed again. There
-are 100 inducing inputs in training and 300 in the last layer: more bring nothing for so
-few rows, and take four times as long.
+appended to the file when it is known, and what stands in it is not computed again; one
+process at a time may write a file. There are 100 inducing inputs in training and 300 in
+the last layer: on 18 tables of 100 and 200 rows, 400 and 1000 had no lower error.
 """
 
 import argparse
@@ -163,7 +163,8 @@ def main() -> None:
   for argument in rest:
     name, _, value = argument.removeprefix("--config.").partition("=")
     like = config_lib.get(config_lib.base(), name)
-    fields[name] = type(like)(value)
+    is_truth = isinstance(like, bool)  # To Python, any text is true.
+    fields[name] = value == "True" if is_truth else type(like)(value)
   common.set_up_jax()
   os.nice(10)
   first, last = map(int, options.seeds.split("-"))

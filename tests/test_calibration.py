@@ -300,7 +300,7 @@ def test_a_change_without_the_rows_at_hand_outdates_the_calibration(
   loaded, new = model.load(workdir), sites(5)
   with pytest.warns(UserWarning, match="joined or left the model since it was cal"):
     assert "lower95_conformal" not in loaded.predict(new)
-  assert_refused(lambda: loaded.predict(new, levels=0.9), "joined or left", "train")
+  assert_refused(lambda: loaded.predict(new, levels=0.9), "joined or left", "Train")
 
 
 def test_erasing_leaves_no_counts_of_folds(tmp_path):
