@@ -20,7 +20,7 @@ from fedbnr_jax import files, prediction
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.federation import Rows
 from fedbnr_jax.gp import conformal
-from fedbnr_jax.intervals import Calibration
+from fedbnr_jax.intervals import Calibration, gaussian_reach
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import journal, seal, training
 from fedbnr_jax.run.experiment import Experiment
@@ -81,7 +81,14 @@ def summarise(
   summary = journal.summarise(experiment, result.history)
   if calibrated is None:
     return summary
-  summary |= {"calibrated_by": calibrated.by, "calibration_rows": calibrated.num_rows}
+  summary |= {
+    "calibrated_by": calibrated.by,
+    "calibration_rows": calibrated.num_rows,
+    # Of Gaussian intervals.
+    "calibration_coverage95": conformal.share_within(
+      calibrated.counts, gaussian_reach(0.95)
+    ),
+  }
   try:
     reach = calibrated.threshold(0.95)
   except InputError:  # There are too few rows, as whoever predicts is told.

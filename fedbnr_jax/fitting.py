@@ -56,7 +56,10 @@ def fit(
   `fit(frame, target="price", client="site")` takes a table, `fit(x, y, clients=c)`
   arrays. Rows without owners are dealt to `num_clients` clients, as in the paper.
   80 % of the rows are trained on, 10 % choose the best round, 10 % test it. A warning
-  says if these test rows are not covered as they should be, or are too few to tell.
+  says if these test rows are not covered as they should be, or are too few to tell. A
+  tenth of the training rows is set aside to calibrate intervals; where that is fewer
+  than 100, five more trainings do it (`data__calibration=0, data__calibration_folds=0`
+  for neither).
 
   Args:
     data: A frame, or an array [N, D] of numbers.
@@ -128,9 +131,11 @@ def fit_arrays(x: Any, y: Any, clients: Any, fields: Mapping[str, Any]) -> Model
   """Trains as `fit(x, y, clients=clients, **fields)` does, and shows nothing.
 
   It does not warn of error bars either: whoever fits often, as cross-validation does,
-  should hear of them when they are asked for.
+  should hear of them when they are asked for. Nor are intervals calibrated, unless
+  `fields` say so.
   """
   frame, target, client = _joined(x, y, clients)
+  fields = {f"data.{name}": 0 for name in config_lib.CALIBRATED} | dict(fields)
   config = _config(fields, target, client, None, (), None)
   missing = config.data.missing
   dataset = load_table(
@@ -249,6 +254,7 @@ def _config(
       "features": ",".join(features or ()),
       "categorical": ",".join(categorical),
       "bounds": "" if bounds is None else bounds.text,
+      **config_lib.CALIBRATED,
     }
   )
   known = [

@@ -45,16 +45,18 @@ class Calibration(NamedTuple):
     what = f"there is no conformal interval of {percent(level)} %"
     if self.outdated:
       raise InputError(
-        f"{what}: rows have joined or left the model since it was calibrated, and the "
-        "rows to calibrate it again are not at hand; train again."
+        f"{what}: rows have joined or left the model since it was calibrated. Train "
+        "again to calibrate it anew."
       )
     fewest = conformal.fewest_rows(level)
     if self.num_rows < fewest:
       highest = 100 * conformal.highest_level(self.num_rows)
+      more = (
+        ", or set more aside (config.data.calibration)" if self.by == "rows" else ""
+      )
       raise InputError(
         f"{what}: it takes {fewest} rows, and the model was calibrated with "
-        f"{self.num_rows}, enough for {highest:.4g} %; train on more rows, or with a "
-        "larger config.data.calibration."
+        f"{self.num_rows}, enough for {highest:.4g} %. Train on more rows{more}."
       )
     reach = conformal.threshold(self.counts, level)
     if np.isinf(reach):
@@ -63,6 +65,11 @@ class Calibration(NamedTuple):
         "deviations off; the model's error bars are of no use."
       )
     return reach
+
+
+def gaussian_reach(level: float) -> float:
+  """Computes how many standard deviations a Gaussian interval reaches from the mean."""
+  return float(special.ndtri((1 + level) / 2))
 
 
 def require_level(level: float) -> None:
@@ -104,7 +111,7 @@ def columns(
   reaches: dict[str, float] = {}
   for level in map(float, asked):
     require_level(level)
-    reaches[percent(level)] = float(special.ndtri((1 + level) / 2))
+    reaches[percent(level)] = gaussian_reach(level)
     if calibration is None:
       continue
     try:

@@ -91,6 +91,11 @@ def test_few_rows_are_not_set_aside_where_there_are_folds():
   assert large.num_folds == 0
 
 
+def test_not_more_rows_are_set_aside_than_bring_something(monkeypatch):
+  monkeypatch.setattr(experiment_lib, "MOST_CALIBRATION_ROWS", 8)
+  assert len(built(**SHARE).calibration_rows) == pytest.approx(8, abs=1)
+
+
 def test_a_loaded_model_has_the_counts_of_the_rows_that_were_set_aside(trained):
   loaded = model.load(trained / "run")
   dataset = load_table(str(trained / "table.csv"), target="y", client="site")
@@ -295,7 +300,7 @@ def test_a_change_without_the_rows_at_hand_outdates_the_calibration(
   loaded, new = model.load(workdir), sites(5)
   with pytest.warns(UserWarning, match="joined or left the model since it was cal"):
     assert "lower95_conformal" not in loaded.predict(new)
-  assert_refused(lambda: loaded.predict(new, levels=0.9), "joined or left", "train")
+  assert_refused(lambda: loaded.predict(new, levels=0.9), "joined or left", "Train")
 
 
 def test_erasing_leaves_no_counts_of_folds(tmp_path):

@@ -110,6 +110,12 @@ def test_scores_that_are_no_numbers_or_too_large_only_widen():
     mixed.threshold(0.99)
 
 
+def test_share_of_scores_within_a_reach_is_that_of_the_rows_up_to_a_bin():
+  scores = drawn("normal", 5000)
+  got = conformal.share_within(conformal.count(scores), 1.96)
+  assert abs(got - np.mean(scores <= 1.96)) < 0.004
+
+
 @pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 95.0, np.nan])
 def test_a_level_that_is_none_is_refused(level):
   with pytest.raises(InputError, match="between 0 and 1"):

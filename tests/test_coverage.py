@@ -63,6 +63,15 @@ def test_bad_coverage_is_told_with_what_helps():
     warn_of_coverage(bad | {"test_coverage95_conformal": 0.96})
 
 
+def test_rows_that_calibrated_judge_too():
+  few = {"test_coverage95": 0.9, "test_rows": 10}
+  scored = {"calibration_rows": 80, "test_coverage95_conformal": 0.9}
+  warn_of_coverage(few | scored | {"calibration_coverage95": 0.95})
+  said = "too narrow: 95 % intervals cover 81% of 90 unseen rows, .* allow for it"
+  with pytest.warns(CoverageWarning, match=said):
+    warn_of_coverage(few | scored | {"calibration_coverage95": 0.8})
+
+
 def test_good_coverage_and_unfinished_runs_are_passed_over():
   warn_of_coverage({"test_coverage95": 0.95, "test_rows": FEWEST_ROWS})
   warn_of_coverage({})
@@ -83,7 +92,7 @@ def test_the_command_line_says_what_scores_rest_on(tmp_path, capsys):
 def test_a_fit_says_it_too():
   x = np.random.default_rng(0).normal(size=(60, 2))
   fields = {"kernel": "gaussian", "num_rounds": 1, "num_samples": 4, "num_clients": 2}
-  with pytest.warns(CoverageWarning, match="6 test rows"):
+  with pytest.warns(CoverageWarning, match="of 54 unseen rows"):
     fitted = fb.fit(x, x[:, 0], progress=False, num_local_steps=1, **fields)
   assert fitted.summary["test_coverage95_low"] <= fitted.summary["test_coverage95"]
   assert "of 6 rows" in repr(fitted)

@@ -28,7 +28,8 @@ from tests.runs import (
 )
 
 SMALL = {"num_rounds": 2, "num_local_steps": 2, "num_samples": 4, "kernel": "gaussian"}
-COLUMNS = ["mean", "std", "lower95", "upper95", "outside"]
+INTERVALS = ["lower95", "upper95", "lower95_conformal", "upper95_conformal"]
+COLUMNS = ["mean", "std", *INTERVALS, "outside"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -293,8 +294,10 @@ def test_the_programs_work_on_a_saved_model(fitted, saved, tmp_path, capsys):
   said = capsys.readouterr().out
   assert "held out" in said
   assert "rows in the posterior" in said
+  assert "no longer calibrated" in said
   changed = fb.load(saved)
-  assert not np.allclose(changed.predict(rows)["mean"], predicted["mean"])
+  with pytest.warns(UserWarning, match="no conformal interval .* joined or left"):
+    assert not np.allclose(changed.predict(rows)["mean"], predicted["mean"])
   # What left would be back if the model that was fitted were saved over it.
   assert_refused(lambda: fitted.save(saved), "joined or left")
   fitted.save(tmp_path / "first")

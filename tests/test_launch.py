@@ -266,7 +266,8 @@ def test_a_finished_run_does_not_need_its_table(site, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet", "out.pq"])
 def test_prediction_is_written_beside_the_input(site, tmp_path, name: str):
   launch_predict.predict(str(site / "run"), str(site / "new.csv"), str(tmp_path / name))
-  columns = ["area", "age", "heating", "mean", "std", "lower95", "upper95", "outside"]
+  columns = ["area", "age", "heating", "mean", "std", "lower95", "upper95"]
+  columns += ["lower95_conformal", "upper95_conformal", "outside"]
   written = read_table(tmp_path / name)
   assert list(written.columns) == columns
   given = pd.read_csv(site / "new.csv")

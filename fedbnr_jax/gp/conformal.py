@@ -62,6 +62,12 @@ def threshold(counts: np.ndarray, level: float) -> float:
   return float(EDGES[index]) if index < _NUM_EDGES else math.inf
 
 
+def share_within(counts: np.ndarray, reach: float) -> float:
+  """Computes which share of the scores is at most `reach`, to the nearest edge."""
+  index = int(np.argmin(np.abs(EDGES - reach)))
+  return float(np.sum(counts[: index + 1]) / np.sum(counts))
+
+
 def _exact(level: float) -> fractions.Fraction:
   """Takes 0.95 as 95/100, so that no rounding moves a rank."""
   return fractions.Fraction(repr(float(level)))

@@ -48,12 +48,10 @@ def warn_of_coverage(summary: Mapping[str, Any]) -> None:
   """
   if not {"test_coverage95", "test_rows"} <= set(summary):
     return
-  rows = summary["test_rows"]
-  low, high = exact_range(summary["test_coverage95"], rows)
-  seen = (
-    f"{summary['test_coverage95']:.0%} of {rows} test rows, so probably {low:.0%} to "
-    f"{high:.0%} of all"
-  )
+  share, rows, kind = _unseen(summary)
+  low, high = exact_range(share, rows)
+  likely = f"probably {low:.0%} to {high:.0%} of all"
+  seen = f"{share:.0%} of {rows} {kind} rows, so {likely}"
   if high < _LEVEL or low > _LEVEL:
     fault = "narrow" if high < _LEVEL else "wide"
     message = (
@@ -66,9 +64,23 @@ def warn_of_coverage(summary: Mapping[str, Any]) -> None:
       message += ", or conformal intervals (config.data.calibration)"
   elif rows < FEWEST_ROWS:
     message = (
-      f"{rows} test rows are too few to judge the error bars: 95 % intervals cover "
+      f"{rows} {kind} rows are too few to judge the error bars: 95 % intervals cover "
       f"{seen}; {FEWEST_ROWS} would tell (a tenth of a table's rows are for testing)"
     )
   else:
     return
   warnings.warn(message, CoverageWarning, stacklevel=3)
+
+
+def _unseen(summary: Mapping[str, Any]) -> tuple[float, int, str]:
+  """Returns the share that is covered, of how many rows, and what these are called.
+
+  Rows that intervals were calibrated with tell as much as test rows do, and more where
+  these are few: a model that was not trained on them has predicted them too.
+  """
+  share, rows = summary["test_coverage95"], summary["test_rows"]
+  more = summary.get("calibration_rows", 0)
+  if not more:
+    return share, rows, "test"
+  inside = share * rows + summary["calibration_coverage95"] * more
+  return inside / (rows + more), rows + more, "unseen"
