@@ -113,6 +113,15 @@ def test_a_dense_process_is_the_textbook_one():
   np.testing.assert_allclose(variance, expected, rtol=1e-3)
 
 
+def test_a_dense_process_of_targets_without_noise_finds_none():
+  """A floor of σ would show in its errors and, more so, in its intervals."""
+  x = np.linspace(-2, 2, 80)[:, None]
+  process = dense_process.fit(x, np.sin(2 * x[:, 0]), seed=0)
+  assert np.exp(process.log_scales[-1]) < 2e-3
+  _, variance = process.predict(x[1:-1] + 0.01)
+  assert np.all(variance < 1e-5)
+
+
 @pytest.mark.parametrize("name", ["tiny", "categories", "sites", "diabetes"])
 def test_a_table_is_the_same_bytes_each_time_and_can_be_read(name, tmp_path):
   facts = [other_tables.write(name, tmp_path / folder) for folder in "ab"]
