@@ -38,6 +38,9 @@ _TRIAL = {"num_samples": 200, "num_steps": 50, "posterior_samples": 1000}
 # cost, and the most inducing inputs that they have.
 _STEP_COST, _MOST = 3e9, 800
 _LAYER_COST, _WIDEST = 1e11, 2000
+# Up to so many rows there are as many inducing inputs, in trials too, so that what was
+# compiled for the trials serves the training.
+_SMALL = 400
 # One round of few inducing inputs, and those in which more go on from it.
 _MOST_ROUNDS = 3
 _SECONDS = 20  # Within which no candidate is compiled and trained.
@@ -105,6 +108,9 @@ def choose(
   readings = _listed(config.auto.inputs)
   done = {trial.name: trial for trial in trials}
 
+  plain = _built(Candidate("standard", first).config(config), dataset)
+  num_rows = _num_rows(plain)
+
   def is_late() -> bool:
     passed = time.monotonic() - started
     longest = max((trial.seconds for trial in done.values()), default=0.0)
@@ -115,17 +121,16 @@ def choose(
     if candidate.name not in done:
       if processes.from_first(is_late()):
         return False
-      done[candidate.name] = _try(candidate, config, dataset, program_for)
+      done[candidate.name] = _try(candidate, config, dataset, num_rows, program_for)
       on_trial(done[candidate.name])
     return True
 
-  plain = _built(Candidate("standard", first).config(config), dataset)
   if "scores" in readings and _has_far_cells(plain):
     readings = ["scores"]
   so_far = [c for c in (Candidate(one, first) for one in readings) if tried(c)]
   reading = _best(so_far, done).inputs
   so_far += [c for c in (Candidate(reading, one) for one in others) if tried(c)]
-  chosen = _sized(_best(so_far, done).config(config), _num_rows(plain))
+  chosen = _sized(_best(so_far, done).config(config), num_rows)
   return Choice(chosen, tuple(done.values()))
 
 
@@ -225,15 +230,18 @@ def _try(
   candidate: Candidate,
   config: ml_collections.ConfigDict,
   dataset: Dataset,
+  num_rows: int,
   program_for: Callable[[Experiment], Program],
 ) -> Trial:
   """Trains a candidate for one round of few inducing inputs, and scores it."""
   started = time.monotonic()
   trial = candidate.config(config)
   trial.num_rounds = 1
-  trial.sparse.update({"start_samples": 0, "noise": "constant", **_TRIAL})
+  if num_rows > _SMALL:
+    trial.sparse.update({"start_samples": 0, "noise": "constant", **_TRIAL})
+  else:
+    trial = _sized(trial, num_rows)
   experiment = _built(trial, dataset)
-  num_rows = _num_rows(experiment)
   try:
     result = training.train(experiment, program_for(experiment))
   except training.NonFiniteError:
@@ -306,11 +314,15 @@ def _sized(
     wanted = min(most, max(least, int((cost / num_rows) ** 0.5)))
     return max(2, min(wanted, num_rows))
 
+  config.num_rounds = min(config.num_rounds, _MOST_ROUNDS)
   few = _TRIAL["num_samples"]
   sparse = config.sparse
+  if num_rows <= _SMALL:
+    sparse.start_samples = sparse.posterior_samples = 0
+    sparse.num_samples, sparse.num_steps = max(2, num_rows), _TRIAL["num_steps"]
+    return config
   sparse.start_samples = affordable(0.0, few, few)
   sparse.start_steps = _TRIAL["num_steps"]
   sparse.num_samples = affordable(_STEP_COST, few, _MOST)
   sparse.posterior_samples = affordable(_LAYER_COST, sparse.num_samples, _WIDEST)
-  config.num_rounds = min(config.num_rounds, _MOST_ROUNDS)
   return config

@@ -19,6 +19,7 @@ SMALL = {"num_samples": 4, "num_steps": 2, "posterior_samples": 6}
 def quick(monkeypatch):
   """Trials and trainings of a few inducing inputs."""
   monkeypatch.setattr(auto, "_TRIAL", SMALL)
+  monkeypatch.setattr(auto, "_SMALL", 10)
   monkeypatch.setattr(auto, "_MOST", 5)
   monkeypatch.setattr(auto, "_WIDEST", 6)
 
@@ -85,9 +86,14 @@ def test_no_trial_begins_when_time_is_up(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  ("num_rows", "sizes"), [(60, (60, 60, 60)), (7_000, (200, 654, 2000)),
-                          (100_000, (200, 200, 1000))],
-)  # fmt: skip
+  ("num_rows", "sizes"),
+  [
+    (60, (0, 60, 0)),
+    (500, (200, 500, 500)),
+    (7_000, (200, 654, 2000)),
+    (100_000, (200, 200, 1000)),
+  ],
+)
 def test_sizes_fit_the_table(num_rows, sizes):
   config = auto._sized(tiny(), num_rows)
   sparse = config.sparse
@@ -126,7 +132,10 @@ def test_what_it_cannot_do_is_refused(fields, words):
 # ------------------------------------------------------------------ models and folders
 
 
-def test_a_model_of_it_is_like_any_other(quick, tmp_path):
+@pytest.mark.parametrize("small", [False, True])
+def test_a_model_of_it_is_like_any_other(quick, monkeypatch, tmp_path, small):
+  if small:
+    monkeypatch.setattr(auto, "_SMALL", 100)
   whole = table(80)
   frame = whole.features.assign(y=whole.targets)
   options = {"auto__kernels": "matern32+linear", "num_clients": 2, "progress": False}
