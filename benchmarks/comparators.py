@@ -33,13 +33,13 @@ import pandas as pd
 
 from benchmarks import other_tables, pooled_models
 from configs import uci
-from fedbnr_jax import algorithms
+from fedbnr_jax import algorithms, auto, workflow
 from fedbnr_jax.data.reader import read_table
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import metrics
 from fedbnr_jax.names import require_choice
+from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment, journal, summary, training
-from fedbnr_jax.run.program import make_program
 from fedbnr_jax.sweep import grid
 
 _SCORES = ("rmse", "nll", "crps", "coverage95", "ece")
@@ -49,6 +49,7 @@ COLUMNS = (
   *("val_rmse", "val_nll", "seconds", "cpu_seconds", "floats_up", "floats_down"),
   *("rows", "inputs", "settings"),
 )
+_ALL = (*pooled_models.MODELS, *algorithms.METHODS, config_lib.AUTO)
 _POOLED = 1  # What stands for the number of clients where all rows are pooled.
 
 
@@ -67,9 +68,11 @@ class Job(NamedTuple):
     return name, str(self.num_clients), str(self.seed), self.method
 
 
-def run_of(table: str, method: str, num_clients: int, seed: int) -> Any:
-  """Builds the run whose splits, standardisation and unit all methods share."""
+def config_of(table: str, method: str, num_clients: int, seed: int) -> Any:
+  """Makes the config whose splits, standardisation and unit all methods share."""
   fields: dict[str, Any] = {"method": method, "num_clients": num_clients, "seed": seed}
+  # All train on the same rows: none is set aside for intervals.
+  fields |= {f"data.{name}": 0 for name in config_lib.CALIBRATED}
   if table in uci.PAPER:
     base = f"configs/uci.py:{table}"
   else:
@@ -77,7 +80,12 @@ def run_of(table: str, method: str, num_clients: int, seed: int) -> Any:
     client = other_tables.CLIENT if own_clients(table) else ""
     fields |= {"data.path": table, "data.target": other_tables.TARGET}
     fields |= {"data.client": client}
-  return experiment.build(grid.config_of(base, fields, tools.ROOT))
+  return grid.config_of(base, fields, tools.ROOT)
+
+
+def run_of(table: str, method: str, num_clients: int, seed: int) -> Any:
+  """Builds the run of a method on a table."""
+  return experiment.build(config_of(table, method, num_clients, seed))
 
 
 def own_clients(table: str) -> int:
@@ -92,13 +100,19 @@ def result(job: Job) -> dict[str, Any]:
   """Trains and scores: the columns of a row that are not its key."""
   pooled = job.method in pooled_models.MODELS
   method = "central" if pooled else job.method
-  run = run_of(job.table, method, job.num_clients, job.seed)
+  config = config_of(job.table, method, job.num_clients, job.seed)
+  dataset = experiment.load_dataset(config)
+  started = time.perf_counter(), time.process_time()
+  chosen = ""
+  if method == config_lib.AUTO:
+    config = auto.choose(config, dataset, workflow.program_for).config
+    chosen = f"{config.data.inputs} {config.sparse.kernel}"
+  run = experiment.build(config, dataset)
   shape = {"rows": run.dataset.num_rows, "inputs": run.preprocessor.num_inputs}
-  start, start_cpu = time.perf_counter(), time.process_time()
-  scores = pooled_scores(run, job.method) if pooled else federated_scores(run)
+  scores = pooled_scores(run, job.method) if pooled else federated_scores(run, chosen)
   spent = {
-    "seconds": time.perf_counter() - start,
-    "cpu_seconds": time.process_time() - start_cpu,
+    "seconds": time.perf_counter() - started[0],
+    "cpu_seconds": time.process_time() - started[1],
   }
   return {"status": "done", **scores, **spent, **shape}
 
@@ -118,12 +132,13 @@ def pooled_scores(run: experiment.Experiment, method: str) -> dict[str, Any]:
   return named | {"settings": json.dumps(said.settings)}
 
 
-def federated_scores(run: experiment.Experiment) -> dict[str, Any]:
+def federated_scores(run: experiment.Experiment, chosen: str) -> dict[str, Any]:
   """Trains one of our own methods; its scores are those of its summary."""
-  program = make_program(run.algorithm, transform=jax.jit)
-  history = training.train(run, program).history
+  history = training.train(run, workflow.program_for(run)).history
   scores = summary.scores(history, run.stopping_score)
   settings = {name: scores[name] for name in ("rounds", "best_round")}
+  if chosen:
+    settings["chosen"] = chosen
   return scores | {"settings": json.dumps(settings)}
 
 
@@ -185,7 +200,7 @@ def _append(output: pathlib.Path, row: dict[str, Any]) -> None:
 def check_methods(methods: list[str]) -> None:
   """Raises InputError for a method that there is not, or that is not installed."""
   for method in methods:
-    require_choice("the method", method, (*pooled_models.MODELS, *algorithms.METHODS))
+    require_choice("the method", method, _ALL)
     model = pooled_models.MODELS.get(method)
     if model and importlib.util.find_spec(model.package) is None:
       raise InputError(

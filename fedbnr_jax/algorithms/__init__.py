@@ -44,7 +44,7 @@ _PATIENT = 30
 # Their rounds may be of ten steps only, and their error jumps more than a mean's.
 _POOLED = 20
 # A round of L-BFGS that brings nothing is the last but a few.
-_SPARSE = 3
+_SPARSE = 2
 
 METHODS: dict[str, Method] = {
   "fedbnr": Method(fedbnr.from_config),

@@ -90,7 +90,7 @@ def expand(
       fields = dict(zip(grid, values, strict=True))
       whole = config_of(base, fields, root)
       counts = grid.get("num_clients", (whole.num_clients,))
-      if not algorithms.method(whole.method).pooled:
+      if whole.method == config_lib.AUTO or not algorithms.method(whole.method).pooled:
         counts = (whole.num_clients,)
       elif whole.num_clients != counts[0]:
         continue  # The run at the first count stands for all.
