@@ -8,6 +8,7 @@ there of a few settings, on the training rows of each seed; test RMSE in our uni
 
 import argparse
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,28 +26,54 @@ _GRID = [
 _MAX_TREES = 1000
 
 
+class Fitted(NamedTuple):
+  """What the setting and the number of trees that validation prefers predict."""
+
+  validation: np.ndarray  # [N] standardised targets, as are `test`.
+  test: np.ndarray
+  settings: dict[str, float]
+
+
+def fit(run: experiment.Experiment) -> Fitted:
+  """Boosts on the training rows of a run, as many trees as its validation rows want."""
+  x, y = training_rows(run)
+  best, lowest = None, np.inf
+  for settings in _GRID:
+    trees = HistGradientBoostingRegressor(
+      max_iter=_MAX_TREES,
+      early_stopping=False,
+      random_state=run.config.seed,
+      **settings,
+    ).fit(x, y)
+    guesses = list(trees.staged_predict(np.asarray(run.validation.x)))
+    errors = [_rmse(guess, run.validation.y) for guess in guesses]
+    stage = int(np.argmin(errors))
+    if errors[stage] < lowest:
+      lowest = errors[stage]
+      stages = trees.staged_predict(np.asarray(run.test.x))
+      test = next(itertools.islice(stages, stage, None))
+      best = Fitted(guesses[stage], test, settings | {"trees": stage + 1})
+  assert best is not None, "no validation error is finite"
+  return best
+
+
+def training_rows(run: experiment.Experiment) -> tuple[np.ndarray, np.ndarray]:
+  """Returns inputs [N, D] and targets [N] of all clients, standardised."""
+  clients = run.federation.clients
+  mask = np.asarray(clients.mask)
+  return np.asarray(clients.x)[mask], np.asarray(clients.y)[mask]
+
+
 def best_error(dataset: str, seed: int) -> dict[str, float]:
   """Validation and test RMSE of the setting and number of trees validation prefers."""
   config = grid.config_of(f"configs/uci.py:{dataset}", {"seed": seed}, tools.ROOT)
   run = experiment.build(config)
-  clients = run.federation.clients
-  mask = np.asarray(clients.mask)
-  x, y = np.asarray(clients.x)[mask], np.asarray(clients.y)[mask]
-  best: dict[str, float] = {"validation RMSE": np.inf}
-  for settings in _GRID:
-    trees = HistGradientBoostingRegressor(
-      max_iter=_MAX_TREES, early_stopping=False, random_state=seed, **settings
-    ).fit(x, y)
-    errors = [
-      [_rmse(guess, rows.y) for guess in trees.staged_predict(np.asarray(rows.x))]
-      for rows in (run.validation, run.test)
-    ]
-    stage = int(np.argmin(errors[0]))
-    scores = {"validation RMSE": errors[0][stage], "test RMSE": errors[1][stage]}
-    if scores["validation RMSE"] * run.error_scale < best["validation RMSE"]:
-      best = {name: value * run.error_scale for name, value in scores.items()}
-      best["trees"] = stage + 1
-  return best
+  best = fit(run)
+  return {
+    "validation RMSE": _rmse(best.validation, run.validation.y) * run.error_scale,
+    "test RMSE": _rmse(best.test, run.test.y) * run.error_scale,
+    "trees": best.settings["trees"],
+  }
 
 
 def _rmse(guess: np.ndarray, targets: object) -> float:

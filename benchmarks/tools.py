@@ -1,13 +1,16 @@
 """What the benchmarks share: a program in a process of its own, its JSON, a table."""
 
+import contextlib
 import csv
 import json
 import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from fedbnr_jax.errors import InputError
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -29,6 +32,15 @@ def run_json(arguments: Sequence[str], timeout: float = 900.0) -> dict[str, Any]
     sys.exit(f"error: {' '.join(arguments)} failed: {last[0]}")
   result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
   return result
+
+
+@contextlib.contextmanager
+def errors_in_one_line() -> Iterator[None]:
+  """Ends the program with one line where its input is wrong."""
+  try:
+    yield
+  except InputError as error:
+    sys.exit(f"error: {' '.join(str(error).split())}")
 
 
 def flags(**values: object) -> list[str]:

@@ -249,7 +249,7 @@ def once_each(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict(config.to_dict())
   config.dtype, config.mesh = "float64", 1
   config.central.num_steps = config.fedloc.num_iterations = 1
-  config.sparse.num_steps = 1
+  config.sparse.start_steps = config.sparse.num_steps = 1
   return config
 
 

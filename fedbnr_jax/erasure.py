@@ -81,7 +81,7 @@ def _of_training(folder: RunFolder) -> list[str]:
   lines = [
     f"the kernel and how its noise varies (in {folder.checkpoints.name}/): learnt from "
     "them too",
-    "preprocessing.json: means, deviations, ranges and categories of all rows",
+    "preprocessing.json: means, deviations, quantiles and categories of all rows",
     "metrics.csv, summary.json: scores and numbers of rows of the training",
     "data.json: a digest of the whole table, for whoever has it to compare with",
   ]

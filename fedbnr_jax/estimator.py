@@ -40,6 +40,8 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
     kernel: "deep", or one without a network, such as "gaussian".
     hidden_size: Width of the network.
     num_samples: Random draws of the kernel's features.
+    inputs: "standard", or "scores" where columns have long tails.
+    missing: "error", or "impute" where X may have NaN.
     random_state: The seed; or, drawn from a generator, one that differs by call.
     options: Any other fields of a config, such as `{"fedloc.rho": 10.0}`.
 
@@ -61,6 +63,8 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
     kernel: str = "deep",
     hidden_size: int = 200,
     num_samples: int = 50,
+    inputs: str = "standard",
+    missing: str = "error",
     random_state: Any = 0,
     options: Mapping[str, Any] | None = None,
   ) -> None:
@@ -73,6 +77,8 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
     self.kernel = kernel
     self.hidden_size = hidden_size
     self.num_samples = num_samples
+    self.inputs = inputs
+    self.missing = missing
     self.random_state = random_state
     self.options = options
 
@@ -85,7 +91,13 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
       clients: Labels [N] that say whose row it is; None to deal rows out.
     """
     X, y = validate_data(
-      self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=True
+      self,
+      X,
+      y,
+      dtype=np.float64,
+      ensure_min_samples=2,
+      ensure_all_finite=self._finite,
+      y_numeric=True,
     )
     y = column_or_1d(y, warn=True)
     if clients is not None:
@@ -94,6 +106,8 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
     parameters = self.get_params(deep=False)
     options = parameters.pop("options") or {}
     parameters["seed"] = _seed(parameters.pop("random_state"))
+    for name in ("inputs", "missing"):
+      parameters[f"data.{name}"] = parameters.pop(name)
     trained = fit_arrays(X, y, clients, {**parameters, **options})
     # Without the rows, which a pickle of the estimator would carry along.
     self.model_ = dataclasses.replace(trained, source=None)
@@ -109,12 +123,24 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
         outside what was trained on.
     """
     check_is_fitted(self)
-    X = validate_data(self, X, dtype=np.float64, reset=False)
+    X = validate_data(
+      self, X, dtype=np.float64, reset=False, ensure_all_finite=self._finite
+    )
     if return_std:
       warn_of_coverage(self.model_.summary)
     predicted = self.model_.predict(X, warn=return_std)
     mean = predicted["mean"].to_numpy()
     return (mean, predicted["std"].to_numpy()) if return_std else mean
+
+  @property
+  def _finite(self) -> bool | str:
+    """What scikit-learn is to check of X."""
+    return "allow-nan" if self.missing == "impute" else True
+
+  def __sklearn_tags__(self) -> Any:
+    tags = super().__sklearn_tags__()
+    tags.input_tags.allow_nan = self.missing == "impute"
+    return tags
 
 
 def _seed(random_state: Any) -> int:

@@ -87,12 +87,33 @@ def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Any]:
   Raises:
     Exception: Whatever a damaged file makes NumPy, zipfile or json raise.
   """
+  with _opened(path) as content:
+    arrays = {name: content[name] for name in content.files}
+  note = arrays.pop(_NOTE, None)
+  return arrays, None if note is None else _decoded(note)
+
+
+def read_note(path: str | os.PathLike[str]) -> Any:
+  """Reads the note that `write_arrays` wrote, and none of the arrays.
+
+  Raises:
+    Exception: Whatever a damaged file makes NumPy, zipfile or json raise.
+  """
+  with _opened(path) as content:
+    return _decoded(content[_NOTE])
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+  """Opens an npz file, of which an array is read when it is asked for."""
   # An open file, because NumPy leaves one that it opened itself to the garbage
   # collector when it turns out to be damaged.
   with open(path, "rb") as file, np.load(file, allow_pickle=False) as content:
-    arrays = {name: content[name] for name in content.files}
-  note = arrays.pop(_NOTE, None)
-  return arrays, None if note is None else json.loads(note.tobytes().decode())
+    yield content
+
+
+def _decoded(note: np.ndarray) -> Any:
+  return json.loads(note.tobytes().decode())
 
 
 @contextlib.contextmanager

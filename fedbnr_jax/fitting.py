@@ -24,7 +24,13 @@ from fedbnr_jax.run.coverage import warn_of_coverage
 
 _TARGET, _CLIENT = "y", "client"  # Columns of a frame that is made from arrays.
 # What of config.data can be given by keyword: not what says which rows to read.
-_DATA_FIELDS = ("data.raw_target", "data.calibration", "data.calibration_folds")
+_DATA_FIELDS = (
+  "data.raw_target",
+  "data.inputs",
+  "data.missing",
+  "data.calibration",
+  "data.calibration_folds",
+)
 
 
 def fit(
@@ -37,6 +43,8 @@ def fit(
   features: Sequence[str] | None = None,
   categorical: Sequence[str] = (),
   bounds: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+  inputs: str = "standard",
+  missing: str = "error",
   method: str = "fedbnr-ev",
   seed: int = 0,
   folder: str | os.PathLike[str] | None = None,
@@ -65,6 +73,10 @@ def fit(
     bounds: What columns may hold, the target included, as a mapping or a JSON file:
       `{"age": [0, 120], "sex": ["f", "m"], "price": [0, 1e6]}`. With it nothing of the
       rows is in the standardisation, as a private release needs.
+    inputs: "standard" for numeric features of mean zero and deviation one, "scores" for
+      normal scores of their ranks, where columns have long tails.
+    missing: "error" to refuse missing cells of features, "impute" to fill them in by
+      training medians, with an input that says where; the target must be whole.
     method: One of `algorithms.METHODS`.
     seed: Drives everything random: split, partition, initialisation, sampling.
     folder: Where to write the run as it goes, as `launch.train` does. A run that was
@@ -80,7 +92,8 @@ def fit(
     InputError: If the data, a field or the folder cannot be used.
     NonFiniteError: If the training diverges.
   """
-  fields = {"method": method, "seed": seed, **fields}
+  own = {"data.inputs": inputs, "data.missing": missing}
+  fields = {"method": method, "seed": seed, **own, **fields}
   if y is None:
     if clients is not None:
       raise InputError(
@@ -98,6 +111,7 @@ def fit(
     frame, target, client = _joined(data, y, clients)
     name = "table" if isinstance(data, pd.DataFrame) else "arrays"
   declared = None if bounds is None else read_bounds(bounds)
+  config = _config(fields, target or "", client, features, categorical, declared)
   dataset = load_table(
     frame,
     target=target or "",
@@ -106,8 +120,8 @@ def fit(
     categorical=categorical,
     name=name,
     bounds=declared,
+    missing=config.data.missing,
   )
-  config = _config(fields, target or "", client, features, categorical, declared)
   fitted = _train(config, dataset, folder, ProgressBar(disable=not progress))
   warn_of_coverage(fitted.summary)
   return fitted
@@ -121,9 +135,12 @@ def fit_arrays(x: Any, y: Any, clients: Any, fields: Mapping[str, Any]) -> Model
   `fields` say so.
   """
   frame, target, client = _joined(x, y, clients)
-  dataset = load_table(frame, target=target, client=client, name="arrays")
   fields = {f"data.{name}": 0 for name in config_lib.CALIBRATED} | dict(fields)
   config = _config(fields, target, client, None, (), None)
+  missing = config.data.missing
+  dataset = load_table(
+    frame, target=target, client=client, name="arrays", missing=missing
+  )
   return _train(config, dataset, None, ProgressBar(disable=True))
 
 
@@ -266,7 +283,7 @@ def _unknown_field(given: str, known: Sequence[str]) -> InputError:
   if name.startswith("data."):
     return InputError(
       f"there is no field {given!r}: the data are what fit is given, with target=, "
-      "client=, features=, categorical= and bounds=."
+      "client=, features=, categorical=, bounds=, inputs= and missing=."
     )
   near = nearest(name, known)
   hint = f"did you mean {near.replace('.', '__')!r}? " if near else ""

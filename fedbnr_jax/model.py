@@ -158,7 +158,7 @@ class Model:
     if isinstance(features, pd.DataFrame):
       return features
     scaler = self.preprocessor
-    named = self.columns or (*scaler.numeric_columns, *scaler.categorical_columns)
+    named = self.columns or (*scaler.number_columns, *scaler.categorical_columns)
     if self.columns != tables.array_columns(len(named)):
       raise InputError(
         "the model was trained on named columns: give a frame that has "
@@ -198,6 +198,10 @@ class Model:
       owners = tables.parse_clients(table, client)
     return OwnedRows(self._inputs(table, self._parsed(table)), y, owners)
 
+  def outside(self, table: pd.DataFrame) -> pd.DataFrame:
+    """Marks the cells [N, columns] of a table outside what was trained on."""
+    return self.preprocessor.outside(self._parsed(table))
+
   def statistics(
     self, rows: OwnedRows, transform: Callable[[Any], Any] | None = None
   ) -> blr.SufficientStats:
@@ -226,7 +230,7 @@ class Model:
     """The columns of a table that the model predicts from, as numbers and labels."""
     prepared = self.preprocessor
     return tables.parse_features(
-      table, prepared.numeric_columns, prepared.categorical_columns
+      table, prepared.number_columns, prepared.categorical_columns, prepared.missing
     )
 
   def _inputs(self, table: pd.DataFrame, parsed: pd.DataFrame) -> np.ndarray:

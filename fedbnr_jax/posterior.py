@@ -16,6 +16,7 @@ from fedbnr_jax import (
   membership,
   precision,
 )
+from fedbnr_jax.data.ranges import warn_of_joining
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.state import State
 from fedbnr_jax.files import explain_os_errors
@@ -95,6 +96,8 @@ def _change_rows(
   if not trained.scores:
     raise InputError(f"the training in {workdir} is not finished: let it finish.")
   trained.require_global_layer()
+  with precision.float64():
+    precision.warn_of_float32(precision.POSTERIOR)
   before = ledger_file.read(folder.posterior)
   membership.require_kernel(before, trained.state, folder.posterior)
   ledger, passed_over = _removed(before, trained, remove)
@@ -156,8 +159,8 @@ def _removed(
 
 
 def _added(ledger: Ledger, trained: Model, tables: Tables, allow_equal: bool) -> Ledger:
-  """The ledger with the rows of tables."""
-  client = trained.config.data.client
+  """The ledger with the rows of tables; warns of those unlike the training's."""
+  client, outside = trained.config.data.client, []
   for source, table in tables:
     if client and client not in table.columns:
       raise InputError(
@@ -167,6 +170,9 @@ def _added(ledger: Ledger, trained: Model, tables: Tables, allow_equal: bool) ->
     ledger = ledger_changes.with_rows(
       ledger, trained.rows(table), source, _statistics(trained), allow_equal=allow_equal
     )
+    outside.append((trained.outside(table), source))
+  for cells, source in outside:  # After all of them: a refusal is one line.
+    warn_of_joining(cells, source)
   return ledger
 
 

@@ -50,6 +50,7 @@ def predict(
     Mean [N] and variance [N] of the standardised target, noise included.
   """
   with precision.float64():
+    precision.warn_of_float32(precision.PREDICTIONS, once=True)
     jitted = _jitted(method_key(config))
     parts = [
       _predict_chunk(jitted, state, x[start : start + _CHUNK])
@@ -64,14 +65,23 @@ def padded_size(num_rows: int, most: int) -> int:
   return min(most, max(_FEWEST, 1 << (num_rows - 1).bit_length()))
 
 
-def feature_map(config: ml_collections.ConfigDict) -> urk.FeatureMap:
-  """The kernel of a config; the same object for all configs of one `method_key`."""
-  return _feature_map(method_key(config))
+def feature_map(
+  config: ml_collections.ConfigDict, largest_input: float | None = None
+) -> urk.FeatureMap:
+  """The kernel of a config; the same object for all configs of one `method_key`.
+
+  Args:
+    config: Of a run.
+    largest_input: The largest size of an input of any row, if it is known and the bound
+      of the features' norm matters.
+  """
+  return _feature_map(method_key(config), largest_input)
 
 
 @functools.lru_cache(maxsize=16)
-def _feature_map(key: str) -> urk.FeatureMap:
-  return kernels.of_last_layer(ml_collections.ConfigDict(json.loads(key)))
+def _feature_map(key: str, largest_input: float | None) -> urk.FeatureMap:
+  config = ml_collections.ConfigDict(json.loads(key))
+  return kernels.of_last_layer(config, largest_input)
 
 
 @functools.lru_cache(maxsize=16)

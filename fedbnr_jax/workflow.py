@@ -21,7 +21,7 @@ from fedbnr_jax.model import rows_have_changed
 from fedbnr_jax.prediction import method_key
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import processes, seal, training
+from fedbnr_jax.run import journal, processes, seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints, Saved
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program, make_batched_program, make_program
@@ -251,12 +251,19 @@ def is_finished(
   """Whether the folder holds a finished run of this config.
 
   Raises:
-    InputError: If the folder is another's, or the table has changed since the run.
+    InputError: If the folder is another's, the table has changed since the run, or a
+      finished run's files do not belong together.
   """
-  folder.check(experiment_lib.with_bounds_read(config))
+  config = experiment_lib.with_bounds_read(config)
+  folder.check(config)
   summary = folder.summary()
   if summary is None:
     return False
+  with explain_os_errors(folder.path):
+    for own, of_own in zip(
+      _model_folders(folder, config), experiment_lib.seed_configs(config), strict=True
+    ):
+      journal.require_own_files(own, of_own)
   if "test_rmse" not in summary:
     raise InputError(
       f"{folder.finished} has no 'test_rmse': restore it, or remove it and start the "
@@ -279,6 +286,13 @@ def seed_folders(
   """The folders of a training of several seeds, one each."""
   seeds = range(config.seed, config.seed + config.num_seeds)
   return [RunFolder(folder.path / f"seed_{seed}") for seed in seeds]
+
+
+def _model_folders(
+  folder: RunFolder, config: ml_collections.ConfigDict
+) -> list[RunFolder]:
+  """The folders that hold a model each: this one, or those of its seeds."""
+  return [folder] if config.num_seeds == 1 else seed_folders(folder, config)
 
 
 def program_for(experiment: Experiment) -> Program:

@@ -110,9 +110,11 @@ def few_memory_maps(request: pytest.FixtureRequest) -> Iterator[None]:
     request.config.stash[_COUNT] = count = request.config.stash.get(_COUNT, 0) + 1
     if count % _CHECKED_EVERY == 0 and maps.read_bytes().count(b"\n") > _MOST_MAPS:
       jax.clear_caches()
-      # Their programs would be traced again, which tests of traces would count twice.
-      if shared := sys.modules.get("tests.methods"):
-        shared.compiled.cache_clear()
+      # Programs would be traced again, which tests of traces would count twice, and
+      # results that outlive their program would leave it without a trace.
+      for shared in getattr(sys.modules.get("tests.methods"), "__dict__", {}).values():
+        if hasattr(shared, "cache_clear"):
+          shared.cache_clear()
 
 
 def pytest_terminal_summary(

@@ -103,9 +103,12 @@ def config(method: str, **fields: object) -> ml_collections.ConfigDict:
     "fedloc__num_inducing": 3,
     "fedloc__num_iterations": 2,
     "fedloc__rho": 50.0,
+    "sparse__start_samples": 2,
+    "sparse__start_steps": 2,
     "sparse__num_samples": 3,
     "sparse__posterior_samples": 5,
     "sparse__num_steps": 2,
+    "ridge__num_samples": 3,
     "mesh": 1,
   }
   return tiny(**(common | fields))

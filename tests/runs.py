@@ -51,7 +51,9 @@ def tiny(**fields: object) -> ml_collections.ConfigDict:
   config.num_clients = 2
   config.data.num_rows = 40
   config.sparse.num_samples, config.sparse.posterior_samples = 4, 6
+  config.sparse.start_samples, config.sparse.start_steps = 3, 2
   config.sparse.num_steps = 2
+  config.ridge.num_samples = 4
   for name, value in fields.items():
     config.update_from_flattened_dict({name.replace("__", "."): value})
   return config

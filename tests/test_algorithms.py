@@ -366,6 +366,8 @@ TRIPS = {
   + [(4 + 1, SPARSE + LAYER + 21), (STATISTICS, SPARSE)] * 2
   + [(8 * 9 // 2 + 8 + 3, SPARSE)]
   + [(8 + 8 + 1 + 1, SPARSE + 8 + 1), (1, SPARSE + 8 + 1 + 9)],
+  # Of a constant, two inputs and 6 Fourier features; θ as above.
+  "fedridge": [(9 * 10 // 2 + 9 + 3, 2 + 4)],
   "central": [],
   "local+local": [(0, 2), (OWN, 2)],  # Whose messages are seeds.
   # A client's kernel stands among zeros for the others; statistics under all five.
@@ -405,7 +407,7 @@ def test_before_the_first_round_predictions_are_the_priors(method):
   mean, variance = methods.compiled(method).predict(state, QUERY)
   np.testing.assert_array_equal(mean, 0)
   norm = 1.5
-  if method == "fedbnr-ard":
+  if method in ("fedbnr-ard", "fedridge"):
     kernel = kernels.of_last_layer(methods.config(method))
     params = urk.FeatureParams(server.omega, server.params.theta)
     norm = np.sum(np.asarray(kernel.apply(params, QUERY)) ** 2, axis=1)

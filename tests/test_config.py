@@ -31,6 +31,8 @@ BAD = [
   ("num_clients", 0),
   ("num_clients", -3),
   ("num_samples", 1),
+  ("ridge.num_samples", 1),
+  ("ridge.basis", "fourrier"),
   *(("participation", value) for value in (0.0, 1.5, -1.0, math.nan)),
   *(("dropout", value) for value in (1.0, -0.1, math.nan)),
   ("statistics_from", "answring"),

@@ -39,6 +39,18 @@ def test_a_cell_that_dwarfs_its_column_is_named(cell):
   assert said.startswith(f"row {row + 1}, column 'a': {cell:g} is so far from")
 
 
+def test_beside_scores_no_cell_of_a_feature_is_far():
+  values = normal()
+  values[TRAIN[7]] = 1e6
+  features, targets = pd.DataFrame({"a": values}), np.arange(float(NUM_ROWS))
+  fitted = Preprocessor.fit(features.iloc[TRAIN], targets[TRAIN], "y", inputs="scores")
+  warn_of_hazards(features, targets, len(TRAIN), fitted)  # Warnings are errors here.
+  with pytest.warns(UserWarning, match="column 'y'.* take logarithms of the column$"):
+    warn_of_hazards(features, values, len(TRAIN), fitted)
+  (said,) = warned(values)
+  assert said.endswith("or set data.inputs=scores")
+
+
 def test_held_out_rows_and_targets_are_looked_at_too():
   held_out = next(row for row in range(NUM_ROWS) if row not in TRAIN)
   values = normal()

@@ -37,6 +37,15 @@ def test_scores_are_near_those_of_exact_ranks(name):
     np.testing.assert_allclose(got, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize("power", [1, 3, 6])
+def test_scores_of_very_long_tails_take_further_passes(power):
+  """Nearly all rows lie within a thousandth of a deviation, and so share few bins."""
+  values = np.exp(power * COLUMNS["normal"])
+  values = (values - values.mean()) / values.std()
+  got = marginals.fit([values]).scores(values)
+  np.testing.assert_allclose(got, exact_scores(values), atol=0.01)
+
+
 @pytest.mark.parametrize("name", COLUMNS)
 def test_scores_rise_with_the_value_and_are_bounded(name):
   values = COLUMNS[name]

@@ -38,6 +38,15 @@ def test_rows_outside_are_counted_in_one_warning():
   ranges.warn_of_outside(cells & False)  # Nothing is said where nothing is marked.
 
 
+def test_rows_that_join_from_outside_are_counted_as_such():
+  cells = pd.DataFrame({"a": [True, False], "b": False})
+  with pytest.warns(UserWarning, match=r"^new\.csv: 1 of 2 .*'a'.* join") as caught:
+    ranges.warn_of_joining(cells, "new.csv")
+  # No prediction is made, and no column marked.
+  assert "`outside`" not in str(caught[0].message)
+  ranges.warn_of_joining(cells & False, "new.csv")
+
+
 def test_a_record_of_an_older_version_marks_no_number(fitted):
   record = fitted.to_json()
   del record["numeric_ranges"]

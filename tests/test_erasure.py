@@ -123,7 +123,7 @@ def test_an_erased_run_predicts_as_the_changed_posterior(run, south, tmp_path):
   )
   # Rows join and leave as before.
   (tmp_path / "ledger.npz").rename(run / "posterior.npz")
-  more = [("new.csv", sites(20, 1))]
+  more = [("new.csv", sites(20, 11))]
   count = change_rows(run, add=more).num_rows
   assert change_rows(run).traces.erasable == ()  # Who joined has not left.
   assert change_rows(run, remove=more).num_rows == count - 20
@@ -160,7 +160,7 @@ def test_a_client_that_keeps_some_rows_keeps_its_name(run, south):
 
 
 def test_a_table_that_joined_and_left_is_in_nothing_that_was_learnt(run):
-  more = [("new.csv", sites(20, 1).assign(site="west"))]
+  more = [("new.csv", sites(20, 11).assign(site="west"))]
   change_rows(run, add=more)
   assert change_rows(run).traces == ((), ())
   told = change_rows(run, remove=more)

@@ -184,3 +184,28 @@ def test_without_scikit_learn_the_rest_works_and_a_line_says_what_to_do():
   )
   assert "pip install 'fedbnr-jax[sklearn]'" in done.stdout
   assert done.stdout.count("\n") == 1
+
+
+def test_scores_are_those_of_fit():
+  x, y = arrays()
+  x = np.exp(3 * x)
+  fields = {name: value for name, value in SMALL.items() if name != "options"}
+  wanted = fb.fit(x, y, inputs="scores", progress=False, **fields, **SMALL["options"])
+  fitted = small(inputs="scores").fit(x, y)
+  assert fitted.model_.preprocessor == wanted.preprocessor
+  assert len(wanted.preprocessor.input_scores) == 10
+  np.testing.assert_array_equal(
+    fitted.predict(x), wanted.predict(x, warn=False)["mean"]
+  )
+
+
+def test_missing_cells_are_taken_if_wanted():
+  x, y = arrays()
+  x[::9, 3] = np.nan
+  with pytest.raises(ValueError, match="NaN"):
+    small().fit(x, y)
+  fitted = small(missing="impute").fit(x, y)
+  assert fitted.model_.preprocessor.input_names[-1] == "x3 is missing"
+  assert np.isfinite(fitted.predict(x)).all()
+  assert not small().__sklearn_tags__().input_tags.allow_nan
+  assert fitted.__sklearn_tags__().input_tags.allow_nan

@@ -63,6 +63,13 @@ def test_rounds_in_which_nobody_answered_do_not_try_patience():
   assert journal.finished(history, num_rounds=4, patience=2)
 
 
+def test_without_patience_the_first_answer_is_the_last():
+  history = history_of(1.0, 1.0)
+  history[0]["clients_answered"] = 0
+  assert not journal.finished(history[:1], num_rounds=9, patience=0)
+  assert journal.finished(history, num_rounds=9, patience=0)
+
+
 def test_in_unit_scales_a_gaussian():
   rng = np.random.default_rng(0)
   mean, std, y = rng.normal(size=20), rng.uniform(0.5, 2, 20), rng.normal(size=20)

@@ -35,7 +35,8 @@ def run(trained, tmp_path):
 
 
 def new(num_rows=30, **columns):
-  return sites(num_rows, seed=1).assign(**columns)
+  """Rows that none of the training is equal to, from the same ranges."""
+  return sites(num_rows, seed=11).assign(**columns)
 
 
 def ledger_of(run):
@@ -59,6 +60,15 @@ def assert_unchanged(run, call, *parts):
 
 
 # ------------------------------------------------------------------------------ digits
+
+
+def test_a_posterior_in_float32_says_so_once(run, x64_off, monkeypatch):
+  wide = change_rows(run)  # Without a warning: float64 is switched on inside.
+  monkeypatch.setenv("JAX_ENABLE_X64", "0")  # As on a device that has none.
+  with pytest.warns(UserWarning, match="JAX_ENABLE_X64.*posterior.*float32") as caught:
+    narrow = change_rows(run, add=[("a.csv", new(5)), ("b.csv", new(7))])
+  assert len(caught) == 1
+  assert narrow.num_rows == wide.num_rows + 12
 
 
 def test_a_table_that_joins_and_leaves_takes_no_digits_with_it(run):

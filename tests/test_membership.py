@@ -134,6 +134,21 @@ def test_a_site_of_the_table_leaves_but_for_its_rows_that_were_held_out(run, cap
     (run / "run" / "posterior.npz").write_bytes(at_first)
 
 
+def test_rows_that_join_from_far_outside_are_counted(run, capsys):
+  far = _frame(5, 3)
+  far.loc[[1, 4], "a"] += 100.0
+  far.to_csv(run / "far.csv", index=False)
+  at_first = (run / "run" / "posterior.npz").read_bytes()
+  try:
+    with pytest.warns(UserWarning, match=r"far\.csv: 2 of 5 rows .*'a'.* join") as said:
+      told = _update(run, capsys, add="far")
+    assert len(said) == 1
+    assert "far.csv: 5 rows" in told  # They are in: the user decides.
+    _update(run, capsys, remove="far")  # Who leaves is not warned of.
+  finally:
+    (run / "run" / "posterior.npz").write_bytes(at_first)
+
+
 @pytest.mark.parametrize(
   "table, words",
   [

@@ -44,6 +44,14 @@ def go_on(folder: RunFolder) -> None:
   workflow.train(tiny(**CONFIG), folder.path)
 
 
+def read(folder: RunFolder) -> None:
+  model.load(folder.path)
+
+
+# Who looks at the files of which run: one that was stopped, or a finished one.
+LOOKS = [("a", read), ("a", go_on), ("stopped", go_on)]
+
+
 def contents(folder: RunFolder) -> dict[pathlib.Path, bytes]:
   found = [path for path in folder.path.rglob("*") if path.name != ".lock"]
   return {path: path.read_bytes() for path in found if path.is_file()}
@@ -80,9 +88,7 @@ STRANGERS = {
 
 
 @pytest.mark.parametrize("case", STRANGERS)
-@pytest.mark.parametrize(
-  "name, use", [("a", lambda f: model.load(f.path)), ("stopped", go_on)]
-)
+@pytest.mark.parametrize("name, use", LOOKS)
 def test_a_changed_file_is_named_and_nothing_is_lost(copy, case: str, name: str, use):
   folder, (change, parts) = copy(name), STRANGERS[case]
   change(folder)
@@ -91,12 +97,9 @@ def test_a_changed_file_is_named_and_nothing_is_lost(copy, case: str, name: str,
   assert contents(folder) == before
 
 
-@pytest.mark.parametrize(
-  "name, use, newest",
-  [("a", lambda f: model.load(f.path), "4.npz"), ("stopped", go_on, "3.npz")],
-)
-def test_a_checkpoint_of_another_run_is_named(trained, copy, name: str, use, newest):
-  folder = copy(name)
+@pytest.mark.parametrize("name, use", LOOKS)
+def test_a_checkpoint_of_another_run_is_named(trained, copy, name: str, use):
+  folder, newest = copy(name), "4.npz" if name == "a" else "3.npz"
   for path in folder.checkpoints.iterdir():
     shutil.copy(trained / "b" / "checkpoint" / path.name, path)
   before = contents(folder)
@@ -105,31 +108,67 @@ def test_a_checkpoint_of_another_run_is_named(trained, copy, name: str, use, new
   assert contents(folder) == before
 
 
+@pytest.mark.parametrize("use", [read, go_on])
 @pytest.mark.parametrize(
   "change, parts",
   [
-    (edit("config.json", num_samples=5), ["config.json is not what it was"]),
     (edit("data.json", features=["z"]), ["data.json is not what it was"]),
     (edit("summary.json", test_rmse=0.1), ["summary.json", "test_rmse is 0.1"]),
     (edit("summary.json", seed=3), ["summary.json", "seed is 3"]),
   ],
 )
-def test_a_loaded_model_goes_with_all_files(copy, change, parts):
+def test_a_finished_run_goes_with_all_files(copy, use, change, parts):
   folder = copy()
   change(folder)
-  assert_refused(lambda: model.load(folder.path), *parts, "restore it")
+  assert_refused(lambda: use(folder), *parts, "restore it")
 
 
-def test_rows_after_the_end_are_not_the_trainings(copy):
+def test_a_loaded_model_goes_with_its_config(copy):
+  folder = copy()
+  edit("config.json", num_samples=5)(folder)
+  assert_refused(lambda: read(folder), "config.json is not what it was", "restore it")
+
+
+@pytest.mark.parametrize("use", [read, go_on])
+def test_rows_after_the_end_are_not_the_trainings(copy, use):
   folder = copy()
   folder.append_metrics(folder.metrics()[-1] | {"round": 5})
-  assert_refused(lambda: model.load(folder.path), "metrics.csv has 5 rows", "wrote 4")
+  assert_refused(lambda: use(folder), "metrics.csv has 5 rows", "wrote 4")
 
 
-def test_a_row_that_is_missing_shows(copy):
+@pytest.mark.parametrize("use", [read, go_on])
+def test_a_row_that_is_missing_shows(copy, use):
   folder = copy()
   folder.keep_metrics(folder.metrics()[:3])
-  assert_refused(lambda: model.load(folder.path), "metrics.csv is not what it was")
+  assert_refused(lambda: use(folder), "metrics.csv is not what it was")
+
+
+def test_checkpoints_of_a_finished_run_are_sound_or_all_gone(copy):
+  folder = copy()
+  (folder.checkpoints / "4.npz").write_bytes(b"")
+  with pytest.warns(UserWarning, match="round 4 is damaged"):
+    go_on(folder)  # Round 3 vouches for the files as well.
+  for path in folder.checkpoints.iterdir():
+    path.write_bytes(b"")
+  with pytest.warns(UserWarning, match="is damaged"):
+    assert_refused(lambda: go_on(folder), "no checkpoint", "is sound", "restore one")
+  shutil.rmtree(folder.checkpoints)  # Whoever keeps the scores alone may do so.
+  assert workflow.train(tiny(**CONFIG), folder.path).was_finished
+  assert not folder.checkpoints.exists()
+
+
+def test_folders_of_seeds_are_looked_at_too(trained, tmp_path):
+  config, whole = tiny(**CONFIG, num_seeds=2), RunFolder(tmp_path / "run")
+  whole.claim(config)
+  whole.write_summary({"test_rmse": 1.0})
+  for name, own in zip("ab", workflow.seed_folders(whole, config), strict=True):
+    shutil.copytree(trained / name, own.path)
+  assert workflow.is_finished(whole, config)
+  edit("summary.json", test_rmse=0.1)(RunFolder(whole.path / "seed_1"))
+  assert_refused(lambda: workflow.is_finished(whole, config), "seed_1/summary.json")
+  shutil.rmtree(whole.path / "seed_1")
+  shutil.copytree(trained / "a", whole.path / "seed_1")  # Another seed's folder.
+  assert_refused(lambda: workflow.is_finished(whole, config), "config.seed differs")
 
 
 def test_seconds_formatting_and_the_order_of_columns_are_free(copy):

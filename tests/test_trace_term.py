@@ -1,4 +1,4 @@
-"""The evidence with the trace term, against autodiff of the dense formula."""
+"""The evidence with trace term and prior, against autodiff of the dense formula."""
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ FIELDS = {
   "num_samples": 5,
   "exact__trace": True,
   "exact__optimizer": "lbfgs",
+  "ard__spread": 0.6,
 }
 
 
@@ -40,6 +41,12 @@ def _dense(feature_map, omega, params):
   return -likelihood + 0.5 * (prior / noise) ** 2 * jnp.sum(lost)
 
 
+def _prior(params):
+  """-log of normal densities of log ℓ around the start, √D, but for a constant."""
+  scales = params.theta["parts"][0]["log_length_scale"]
+  return jnp.sum((scales - 0.5 * jnp.log(scales.size)) ** 2) / (2 * 0.6**2)
+
+
 @pytest.fixture(scope="module")
 def algorithm():
   return methods.built("fedbnr-exact", **FIELDS)
@@ -53,7 +60,7 @@ def _collect(exchange, server, data):
 def test_value_and_gradient_are_those_of_the_dense_formula(algorithm):
   data = _data()
   # Compiled as a whole: operation by operation it takes five times as long.
-  state, message, stepped, expected, slopes = jax.jit(
+  state, message, stepped, expected, slopes, priors = jax.jit(
     lambda data: _one_step(algorithm, data)
   )(data)
   np.testing.assert_allclose(
@@ -67,13 +74,20 @@ def test_value_and_gradient_are_those_of_the_dense_formula(algorithm):
   # The first direction is the gradient, scaled: it shows those of σ and λ too.
   ratio = stepped.log_noise_std / slopes.log_noise_std
   assert ratio < 0
+  jax.tree.map(
+    lambda step, a, b: np.testing.assert_allclose(step, ratio * (a + b), rtol=1e-6),
+    stepped.theta,
+    slopes.theta,
+    priors.theta,
+  )
   np.testing.assert_allclose(stepped.log_prior_std, ratio * slopes.log_prior_std, 1e-7)
 
 
 def _one_step(algorithm, data):
   """The state after an exchange of statistics, and what a step makes of it."""
   state = algorithm.init(methods.KEY, data).server
-  theta = {**state.params.theta, "log_amplitude": jnp.array([0.4, -0.3])}
+  own = {"log_length_scale": jnp.array([0.9, -0.2])}
+  theta = {"parts": (own, {}), "log_amplitude": jnp.array([0.4, -0.3])}
   params = ModelParams(theta, jnp.log(0.4), jnp.log(1.3))
   state = state.replace(params=params)
   statistics, gradient = algorithm.exchanges[:2]
@@ -82,9 +96,10 @@ def _one_step(algorithm, data):
   expected, slopes = jax.value_and_grad(
     lambda params: _dense(feature_map, state.omega, params)
   )(params)
+  prior, priors = jax.value_and_grad(_prior)(params)
   message = _collect(gradient, state, data)
   stepped = gradient.server(state, None, message).optimizer.direction
-  return state, message, stepped, expected, slopes
+  return state, message, stepped, expected + prior, slopes, priors
 
 
 def test_partitions_do_not_matter(algorithm):

@@ -12,6 +12,7 @@ from fedbnr_jax.algorithms import (
   fedavg,
   fedbnr,
   fedloc,
+  fedridge,
   local_kernels,
   local_layers,
   pfedgp,
@@ -29,7 +30,7 @@ class Method(NamedTuple):
   pooled: bool = False  # One client holds all rows, whatever num_clients says.
   distils: bool = False  # The server takes a share of the validation rows.
   # Rounds without a better validation score before stopping, unless the config says
-  # how many; the paper's are 5.
+  # how many; the paper's are 5. With 0, one round is all there is to it.
   patience: int = 5
   random_features: bool = (
     True  # Whether its kernel is the one that config.kernel names.
@@ -54,6 +55,7 @@ METHODS: dict[str, Method] = {
   ),
   "fedbnr-exact": Method(exact.from_config, patience=_POOLED),
   "fedbnr-ard": Method(ard.from_config, patience=_SPARSE),
+  "fedridge": Method(fedridge.from_config, patience=0),
   "central": Method(central.from_config, pooled=True, patience=_POOLED),
   "local+local": Method(local_kernels.local_from_config),
   "local+global": Method(local_kernels.local_global_from_config),

@@ -147,7 +147,9 @@ def _statistics(
       with_missing=trace,
     )
     # With the same clients as in the round before, the state is as it was left.
-    return accept_or_return(exchange, guarded=guarded, unchanged=full)
+    return accept_or_return(
+      exchange, guarded=guarded, unchanged=full, penalty=feature_map.penalty
+    )
 
   return (
     statistics(guarded=False),

@@ -108,11 +108,15 @@ def follow_gradient(
     if not isinstance(descent.missing, tuple):
       twice = 2.0 * trace_weight(state.posterior) * descent.missing
       by_scales = (by_scales[0] - twice, by_scales[1] + twice)
+    by_theta = total.theta
+    if feature_map.penalty is not None:
+      slope = jax.grad(feature_map.penalty)(params.theta)
+      by_theta = jax.tree.map(lambda a, b: a + b.astype(a.dtype), by_theta, slope)
     gradient = jax.tree.map(
       lambda leaf, like: (leaf / state.stats.count.astype(leaf.dtype)).astype(
         like.dtype
       ),
-      ModelParams(total.theta, *by_scales),
+      ModelParams(by_theta, *by_scales),
       params,
     )
     direction, optimizer_state = _direction(optimizer, gradient, descent, params)

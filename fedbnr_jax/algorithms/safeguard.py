@@ -5,6 +5,7 @@ new parameters say what the evidence has become, and where it has fallen, the se
 goes back to the parameters before and tries a shorter step.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -58,7 +59,11 @@ def trace_weight(posterior: blr.Posterior) -> jax.Array:
 
 
 def accept_or_return(
-  statistics: Exchange, *, guarded: bool, unchanged: bool
+  statistics: Exchange,
+  *,
+  guarded: bool,
+  unchanged: bool,
+  penalty: Callable[[Any], jax.Array] | None = None,
 ) -> Exchange:
   """Lets the server compute A⁻¹ too, and accept a trial or return from it.
 
@@ -66,6 +71,7 @@ def accept_or_return(
     statistics: The exchange that conditions on statistics, `last_layer.condition`.
     guarded: Whether a trial may be taken back.
     unchanged: Without `guarded`, whether nothing has changed since the last trial.
+    penalty: What the prior of θ adds to the value, `urk.FeatureMap.penalty`.
   """
 
   def server(
@@ -76,6 +82,9 @@ def accept_or_return(
     value = last_layer.train_nll(new)
     if not isinstance(total.missing, tuple):
       value += trace_weight(new.posterior) * total.missing / new.stats.count
+    if penalty is not None:
+      by_prior = penalty(new.params.theta).astype(value.dtype)
+      value += by_prior / new.stats.count
     accepted = before.replace(
       covariance=blr.weight_covariance(new.posterior),
       missing=total.missing,

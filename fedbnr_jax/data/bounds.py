@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import read_json
@@ -60,6 +61,39 @@ class Bounds:
     if column not in self.levels:
       raise self._missing(column, '["a", "b"]', "text")
     return self.levels[column]
+
+  def preprocessing(self, features: pd.DataFrame, target_name: str) -> dict[str, Any]:
+    """Returns the fields of a `Preprocessor` of these columns, from bounds alone.
+
+    Raises:
+      InputError: If a column has no bounds, or those of another kind.
+    """
+    is_number = {c: pd.api.types.is_numeric_dtype(features[c]) for c in features}
+    numeric = tuple(str(column) for column, number in is_number.items() if number)
+    categories = tuple(
+      (str(column), self.categories(str(column)))
+      for column, number in is_number.items()
+      if not number
+    )
+    intervals = tuple(self.interval(column) for column in numeric)
+    spread = [even_spread(*interval) for interval in intervals]
+    for _, values in categories:
+      share = 1.0 / len(values)
+      spread += [(share, math.sqrt(share * (1.0 - share)))] * len(values)
+    target = self.interval(target_name)
+    target_mean, target_std = even_spread(*target)
+    return {
+      "numeric_columns": numeric,
+      "categories": categories,
+      "input_mean": tuple(mean for mean, _ in spread),
+      "input_std": tuple(std for _, std in spread),
+      "target_name": target_name,
+      "target_mean": target_mean,
+      "target_std": target_std,
+      "numeric_ranges": intervals,
+      "input_bounds": intervals,
+      "target_bounds": target,
+    }
 
   def _missing(self, column: str, example: str, kind: str) -> InputError:
     declared = column in self.intervals or column in self.levels

@@ -18,6 +18,11 @@ from fedbnr_jax.data.reader import place
 from fedbnr_jax.errors import InputError
 
 Kind = Literal["numeric", "categorical"]
+# What becomes of a missing cell of a feature.
+MISSING = ("error", "impute")
+# What stands for a missing cell in a column of numbers, whatever the case of its
+# letters. In a column of labels they may be labels.
+_NOTHING = ("", "na", "n/a", "nan", "null", "none", "<na>")
 
 _NUMBER = re.compile(
   r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(nan|inf|infinity)", re.ASCII | re.I
@@ -32,7 +37,7 @@ _REMEDIES = {
 
 
 def parse_column(
-  frame: pd.DataFrame, name: str, kind: Kind | None = None
+  frame: pd.DataFrame, name: str, kind: Kind | None = None, missing: str | None = None
 ) -> np.ndarray:
   """Parses a column into numbers or labels.
 
@@ -43,36 +48,54 @@ def parse_column(
       column with at least one number is then numeric, and every other cell of it is an
       error; so is a column most of whose cells look like numbers or dates to a person.
       A column of truth values (not of the words True and False) counts as 0 and 1.
+    missing: One of `MISSING`: whether a missing cell of a feature is an error or kept;
+      None for a column of which no cell may ever be missing.
 
   Returns:
     `[N]` finite float64 numbers, or `[N]` objects, which are non-empty Python strings.
+    Where missing cells are kept, they are NaN, or empty strings.
 
   Raises:
     InputError: At the first cell that does not fit, with its row and column.
   """
   series = frame[name]
   if kind == "categorical":
-    return _labels(frame, name)
+    return _labels(frame, name, missing)
   _refuse_dates(frame, name, kind)
   if kind is None and isinstance(series.dtype, pd.CategoricalDtype):
-    return _labels(frame, name)
+    return _labels(frame, name, missing)
   if pd.api.types.is_complex_dtype(series):
     raise InputError(f"column {name!r} holds complex numbers: give real ones")
   if pd.api.types.is_numeric_dtype(series):  # Truth values included.
-    return _finite(frame, name, series.to_numpy(np.float64, na_value=np.nan))
+    values = series.to_numpy(np.float64, na_value=np.nan)
+    return _finite(frame, name, values, missing)
   texts = _texts(series)
+  numbers = _without_nothing(texts, kind) if missing == "impute" else texts
   try:
-    values = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    values = numbers.cast(pa.float64()).to_numpy(zero_copy_only=False)
   except pa.ArrowInvalid:
-    words = [word for word in texts.unique().to_pylist() if not _NUMBER.fullmatch(word)]
+    different = numbers.drop_null().unique().to_pylist()
+    words = [word for word in different if not _NUMBER.fullmatch(word)]
     if not words:
-      values = np.array([float(word) for word in texts.to_pylist()])
-    elif kind is None and len(words) == len(texts.unique()):
+      values = np.array([float(word or "nan") for word in numbers.to_pylist()])
+    elif kind is None and len(words) == len(different):
       _refuse_lookalikes(frame, name, texts)
-      return _labels(frame, name)
+      return _labels(frame, name, missing)
     else:
-      _refuse_words(frame, name, texts, words, kind)
-  return _finite(frame, name, values)
+      _refuse_words(frame, name, numbers, words, kind, missing)
+  return _finite(frame, name, values, missing)
+
+
+def _without_nothing(
+  texts: pa.LargeStringArray, kind: Kind | None
+) -> pa.LargeStringArray:
+  """Replaces what stands for a missing number by null, in a column of numbers."""
+  lower = pyarrow.compute.utf8_lower(texts)
+  gone = pyarrow.compute.is_in(lower, pa.array(_NOTHING, texts.type))
+  rest = texts.filter(pyarrow.compute.invert(gone)).unique().to_pylist()
+  if kind is None and not any(_NUMBER.fullmatch(word) for word in rest):
+    return texts
+  return pyarrow.compute.if_else(gone, pa.scalar(None, texts.type), texts)
 
 
 def _texts(series: pd.Series) -> pa.LargeStringArray:
@@ -102,29 +125,39 @@ def _text(cell: object) -> str:
   return str(cell)
 
 
-def _labels(frame: pd.DataFrame, name: str) -> np.ndarray:
-  """Returns the cells `[N]` as strings, and refuses an empty one."""
+def _labels(frame: pd.DataFrame, name: str, missing: str | None) -> np.ndarray:
+  """Returns the cells `[N]` as strings, and refuses an empty one unless it is kept."""
   texts = _texts(frame[name])
   empty = pyarrow.compute.index(texts, pa.scalar("", texts.type)).as_py()
-  if empty >= 0:
+  if empty >= 0 and missing != "impute":
     raise InputError(
       f"{place(frame, empty)}, column {name!r}: the cell is empty: fill it in or drop "
-      "that row"
+      f"that row{_hint(missing)}"
     )
   return texts.to_numpy(zero_copy_only=False).astype(object)
 
 
-def _finite(frame: pd.DataFrame, name: str, values: np.ndarray) -> np.ndarray:
+def _finite(
+  frame: pd.DataFrame, name: str, values: np.ndarray, missing: str | None
+) -> np.ndarray:
   """Returns numbers `[N]` unchanged, and refuses the first that is not finite."""
   finite = np.isfinite(values)
+  if missing == "impute":
+    finite |= np.isnan(values)
   if finite.all():
     return values
   row = int(np.argmin(finite))
   cell = frame[name].iloc[row]
   shown = "the cell is empty" if pd.isna(cell) else f"{_shown(cell)} is not finite"
+  hint = _hint(missing) if np.isnan(values[row]) else ""
   raise InputError(
-    f"{place(frame, row)}, column {name!r}: {shown}: correct it or drop that row"
+    f"{place(frame, row)}, column {name!r}: {shown}: correct it or drop that row{hint}"
   )
+
+
+def _hint(missing: str | None) -> str:
+  """Says what else can be done with a missing cell, if it is one of a feature."""
+  return ", or train with data.missing=impute" if missing == "error" else ""
 
 
 def _refuse_words(
@@ -133,6 +166,7 @@ def _refuse_words(
   texts: pa.LargeStringArray,
   words: list[str],
   kind: Kind | None,
+  missing: str | None,
 ) -> NoReturn:
   """Raises at the first cell of a numeric column that is one of `words`."""
   row, cell = _first_of(texts, words)
@@ -140,6 +174,8 @@ def _refuse_words(
   taken_for = looks_like(cell)
   remedy = _REMEDIES[taken_for] if taken_for else "correct it or drop that row"
   hint = "" if kind or not cell else ", or name the column in `categorical`"
+  if cell.lower() in _NOTHING:
+    hint += _hint(missing)
   raise InputError(f"{place(frame, row)}, column {name!r}: {shown}: {remedy}{hint}")
 
 

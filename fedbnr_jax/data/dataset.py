@@ -39,7 +39,7 @@ class Dataset:
   Attributes:
     name: Name of the table in messages and reports.
     features: `[N, columns]`; float64 columns are numeric, columns of Python strings
-      are categorical.
+      are categorical. A missing cell is NaN or an empty string.
     targets: `[N]` float64, in the raw unit.
     target_name: Name of the column that the targets came from.
     clients: `[N]` string labels of the owners of the rows, or None if nobody is named.
@@ -47,6 +47,7 @@ class Dataset:
     standardised_error: Whether errors are reported in units of the standard
       deviation of the training targets instead of the raw unit.
     truth: The noiseless function of the raw inputs, for synthetic data only.
+    missing: Whether missing cells of features are an "error", or allowed, "impute".
   """
 
   name: str
@@ -57,6 +58,7 @@ class Dataset:
   split: Split | None = None
   standardised_error: bool = False
   truth: Truth | None = None
+  missing: str = "error"
 
   def __post_init__(self) -> None:
     """Raises an InputError if nothing can be learnt from the table."""
@@ -119,7 +121,10 @@ class Dataset:
     for column in self.features.columns:
       values = self.features[column]
       if pd.api.types.is_numeric_dtype(values):
-        good = np.isfinite(values.to_numpy(np.float64, na_value=np.nan))
+        numbers = values.to_numpy(np.float64, na_value=np.nan)
+        good = np.isfinite(numbers)
+        if self.missing == "impute":
+          good |= np.isnan(numbers)
       else:
         good = ~values.isna().to_numpy()
       if not good.all():

@@ -37,16 +37,20 @@ def warn_of_hazards(
     preprocessor: Fitted to those.
   """
   columns = {c: features[c].to_numpy(np.float64) for c in preprocessor.numeric_columns}
+  if preprocessor.input_scores:
+    columns = {}  # Scores are of ranks, beside which no cell is far.
   columns[preprocessor.target_name] = np.asarray(targets, np.float64)
   for column, values in columns.items():
+    is_target = column == preprocessor.target_name
+    remedy = "" if is_target else ", or set data.inputs=scores"
     far = _far_cells(values)
     if len(far):
       row, count = int(far[0]), len(far)
       warnings.warn(
         f"{place(features, row)}, column {column!r}: {values[far[0]]:g} is so far from "
-        f"the others (median {np.median(values):g}) that these look alike beside it"
-        f"{f' (such cells: {count})' if count > 1 else ''}: correct it, drop "
-        "the row, or take logarithms of the column",
+        f"the others (median {np.nanmedian(values):g}) that these look alike beside it"
+        f"{f' (such cells: {count})' if count > 1 else ''}: correct it, drop the row, "
+        f"take logarithms of the column{remedy}",
         UserWarning,
         stacklevel=3,
       )
@@ -62,6 +66,9 @@ def warn_of_hazards(
 
 def _far_cells(values: np.ndarray) -> np.ndarray:
   """Returns the positions of cells that dwarf a column `[N]`, the farthest first."""
+  present = np.flatnonzero(~np.isnan(values))
+  if len(present) < len(values):
+    return present[_far_cells(values[present])]
   distances = np.abs(values - np.median(values))
   order = np.argsort(-distances, kind="stable")
   ranked = distances[order]

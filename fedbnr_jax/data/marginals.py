@@ -1,11 +1,13 @@
 """Marginals of inputs from sums: counts and sums in public bins, which clients add up.
 
-Two passes are enough. The first has bins that are fixed beforehand; the second divides
-those that hold many rows. A site tells how many of its values fall into a bin and what
-they add up to, and nothing of their order or of which row they belong to.
+The first pass has bins that are fixed beforehand; the second divides those that hold
+many rows. For most inputs that is enough; where the tail is very long, nearly all rows
+still share a few bins, and further passes divide these. A site tells how many of its
+values fall into a bin and what they add up to, and nothing of their order or of which
+row they belong to.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +16,11 @@ from scipy import special
 NUM_QUANTILES = 256
 CLIP = 3.0  # Normal scores end here.
 _NUM_FINE = 4096
+# A bin is divided again if the scores of its rows may differ by more than this. Counts
+# do not tell whether it holds one value many times, so passes must end.
+_NARROW = 0.01
+_MOST_PASSES = 6
+_FEWEST_PIECES = 16
 
 
 class BinSums(NamedTuple):
@@ -29,10 +36,19 @@ class Marginal(NamedTuple):
   Attributes:
     values: `[B]` mean value of each bin that is not empty, ascending.
     levels: `[B]` share of rows below that bin, with half of those in it.
+    counts: `[B]` rows in that bin.
   """
 
   values: np.ndarray
   levels: np.ndarray
+  counts: np.ndarray
+
+  def median(self) -> float:
+    """Returns the middle value, or the mean of the two middle ones."""
+    above = np.cumsum(self.counts)
+    low = np.searchsorted(2 * above, above[-1], side="left")
+    high = np.searchsorted(2 * above, above[-1], side="right")
+    return 0.5 * float(self.values[low] + self.values[high])
 
   def scores(self, x: np.ndarray) -> np.ndarray:
     """Maps values `[N]` to normal scores `[N]`, also values that were never seen.
@@ -40,12 +56,17 @@ class Marginal(NamedTuple):
     Between known values the score is interpolated; beyond them, and beyond ±3, it stays
     where it is. Equal values share the middle of their ranks.
     """
-    return np.interp(x, self.values, np.clip(special.ndtri(self.levels), -CLIP, CLIP))
+    return np.interp(x, self.values, normal_scores(self.levels))
 
   def quantiles(self) -> np.ndarray:
     """Returns quantiles `[Q]` at the levels (q + ½)/Q."""
     levels = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
     return np.interp(levels, self.levels, self.values)
+
+
+def normal_scores(levels: np.ndarray) -> np.ndarray:
+  """Maps levels in [0, 1] to quantiles of the standard normal, clipped at ±3."""
+  return np.clip(special.ndtri(levels), -CLIP, CLIP)
 
 
 def coarse_edges() -> np.ndarray:
@@ -72,34 +93,61 @@ def add(parts: Sequence[BinSums]) -> BinSums:
   return BinSums(np.sum(counts, axis=0), np.sum(sums, axis=0))
 
 
-def finer_edges(edges: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """Divides bins by how many rows `[B]` they hold, into about 4096 in all."""
-  pieces = np.maximum(1, np.ceil(_NUM_FINE * counts / max(1, counts.sum()))).astype(int)
-  inner = [
-    np.linspace(low, high, number, endpoint=False)
-    for low, high, number in zip(edges[:-1], edges[1:], pieces, strict=True)
-  ]
-  return np.concatenate([*inner, edges[-1:]])
+def finer_edges(
+  edges: np.ndarray, counts: np.ndarray, chosen: np.ndarray | None = None
+) -> np.ndarray:
+  """Divides bins by how many rows `[B]` they hold, into about 4096 in all.
+
+  Args:
+    edges: `[B + 1]`, ascending.
+    counts: `[B]` rows in each bin.
+    chosen: `[B]` whether to divide a bin, in that case into 16 at least; None for all,
+      as their rows demand.
+  """
+  fewest = np.ones_like(counts)
+  if chosen is not None:
+    counts, fewest = np.where(chosen, counts, 0), np.where(chosen, _FEWEST_PIECES, 1)
+  share = counts / max(1, counts.sum())
+  pieces = np.maximum(fewest, np.ceil(_NUM_FINE * share)).astype(int)
+  first = np.cumsum(pieces) - pieces  # The place of a bin's first piece.
+  place = np.arange(pieces.sum()) - np.repeat(first, pieces)
+  steps = np.repeat(np.diff(edges) / pieces, pieces)
+  return np.append(place * steps + np.repeat(edges[:-1], pieces), edges[-1])
+
+
+def wide_bins(counts: np.ndarray) -> np.ndarray:
+  """Marks the bins `[B]` whose rows differ in their scores, if they do in value."""
+  above = np.cumsum(counts)
+  levels = np.stack([above - counts, above]) / max(1, above[-1])
+  low, high = normal_scores(levels)
+  return (counts > 1) & (high - low > _NARROW)
 
 
 def marginal(sums: BinSums) -> Marginal:
   """Reads the distribution off summed bins."""
   full = sums.counts > 0
-  counts = sums.counts[full].astype(np.float64)
+  counts = sums.counts[full]
   levels = (np.cumsum(counts) - 0.5 * counts) / counts.sum()
   # Rounding of sums must not disturb the order.
-  return Marginal(np.maximum.accumulate(sums.sums[full] / counts), levels)
+  return Marginal(np.maximum.accumulate(sums.sums[full] / counts), levels, counts)
 
 
 def fit(parts: Sequence[np.ndarray]) -> Marginal:
   """Finds the marginal of one standardised input, given in parts `[n_c]` by client."""
 
-  def collect(tell: Callable[[np.ndarray], BinSums]) -> BinSums:
-    return add([tell(values) for values in parts])
+  def collect(edges: np.ndarray) -> BinSums:
+    return add([bin_sums(values, edges) for values in parts])
 
   edges = coarse_edges()
-  edges = finer_edges(edges, collect(lambda values: bin_sums(values, edges)).counts)
-  return marginal(collect(lambda values: bin_sums(values, edges)))
+  edges = finer_edges(edges, collect(edges).counts)
+  told = collect(edges)
+  for _ in range(_MOST_PASSES - 2):
+    wide = wide_bins(told.counts)
+    if not wide.any():
+      break
+    edges = finer_edges(edges, told.counts, wide)
+    told = collect(edges)
+  return marginal(told)
 
 
 def correlation_factor(scores: np.ndarray) -> np.ndarray:

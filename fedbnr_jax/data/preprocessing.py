@@ -1,27 +1,38 @@
 """Standardises inputs and target by training rows alone, or by declared bounds."""
 
 import dataclasses
-import math
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax.data import encoding, ranges
-from fedbnr_jax.data.bounds import Bounds, Interval, clipped, even_spread
+from fedbnr_jax.data import (
+  encoding,
+  missing_cells,
+  preprocessing_record,
+  ranges,
+  scores,
+)
+from fedbnr_jax.data.bounds import Bounds, Interval, clipped
+from fedbnr_jax.data.missing_cells import Imputation
+from fedbnr_jax.data.scores import ScoreMap
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
+
+# What becomes of numeric columns: mean zero and deviation one, or normal scores.
+INPUTS = ("standard", "scores")
 
 
 @dataclasses.dataclass(frozen=True)
 class Preprocessor:
   """A preprocessor turns raw columns into D standardised inputs, targets into z-scores.
 
-  Numeric columns come first, then an indicator (0 or 1) for each category of each
-  categorical column; every input is then standardised. All fields are plain Python
-  values, so that two preprocessors compare by `==` and survive JSON unchanged.
+  Numeric columns come first, then an indicator (0 or 1) for each of them that lacked
+  cells in training, and for each category of each categorical column; every input is
+  then standardised, and numeric ones may be mapped to normal scores. All fields are
+  plain Python values, so that two preprocessors compare by `==` and survive JSON
+  unchanged.
 
   Attributes:
     numeric_columns: Names of numeric columns that vary over the training rows.
@@ -37,6 +48,10 @@ class Preprocessor:
     target_bounds: Declared bounds of the target, or None.
     numeric_ranges: Pairs (lowest, highest training value), one for each numeric column;
       () if they are not known, as in a record of an older version.
+    input_scores: Maps of the standardised numeric columns to normal scores, one for
+      each; () where they are left standardised.
+    imputation: What stands in for missing cells, and which columns have an input that
+      says where; None where no cell may be missing.
   """
 
   numeric_columns: tuple[str, ...]
@@ -49,6 +64,8 @@ class Preprocessor:
   numeric_ranges: tuple[tuple[float, float], ...] = ()
   input_bounds: tuple[Interval, ...] = ()
   target_bounds: Interval | None = None
+  input_scores: tuple[ScoreMap, ...] = ()
+  imputation: Imputation | None = None
 
   @classmethod
   def from_bounds(
@@ -64,36 +81,16 @@ class Preprocessor:
     Raises:
       InputError: If a column has no bounds, or those of another kind.
     """
-    is_number = {c: pd.api.types.is_numeric_dtype(features[c]) for c in features}
-    numeric = tuple(str(column) for column, number in is_number.items() if number)
-    categories = tuple(
-      (str(column), bounds.categories(str(column)))
-      for column, number in is_number.items()
-      if not number
-    )
-    intervals = tuple(bounds.interval(column) for column in numeric)
-    spread = [even_spread(*interval) for interval in intervals]
-    for _, values in categories:
-      share = 1.0 / len(values)
-      spread += [(share, math.sqrt(share * (1.0 - share)))] * len(values)
-    target = bounds.interval(target_name)
-    target_mean, target_std = even_spread(*target)
-    return cls(
-      numeric_columns=numeric,
-      categories=categories,
-      input_mean=tuple(mean for mean, _ in spread),
-      input_std=tuple(std for _, std in spread),
-      target_name=target_name,
-      target_mean=target_mean,
-      target_std=target_std,
-      numeric_ranges=intervals,
-      input_bounds=intervals,
-      target_bounds=target,
-    )
+    return cls(**bounds.preprocessing(features, target_name))
 
   @classmethod
   def fit(
-    cls, features: pd.DataFrame, targets: np.ndarray, target_name: str
+    cls,
+    features: pd.DataFrame,
+    targets: np.ndarray,
+    target_name: str,
+    inputs: str = "standard",
+    missing: str = "error",
   ) -> "Preprocessor":
     """Learns the statistics from training rows.
 
@@ -102,6 +99,8 @@ class Preprocessor:
         columns.
       targets: `[N]` raw targets of the training rows.
       target_name: Name of the target, for messages.
+      inputs: One of `INPUTS`, what becomes of numeric columns.
+      missing: "error", or "impute" where cells of features may be missing.
 
     Returns:
       The fitted preprocessor. Constant columns are left out with a warning.
@@ -109,43 +108,34 @@ class Preprocessor:
     Raises:
       InputError: If the target or every column is constant, or a value is not finite.
     """
-    numeric: list[str] = []
-    categories: list[tuple[str, tuple[str, ...]]] = []
-    constant: list[str] = []
-    for column in features.columns:
-      if features[column].nunique(dropna=False) < 2:
-        constant.append(column)
-      elif pd.api.types.is_numeric_dtype(features[column]):
-        numeric.append(column)
-      else:
-        values = sorted(str(value) for value in features[column].unique())
-        categories.append((column, tuple(values)))
-    if not numeric and not categories:
-      raise InputError(
-        f"no feature varies over the {len(features)} training rows "
-        f"(columns {listing(constant)}): add an input that does"
-      )
-    if constant:
-      warnings.warn(
-        f"dropped features that are constant over the training rows: "
-        f"{listing(constant)}",
-        UserWarning,
-        stacklevel=2,
-      )
+    kinds = encoding.kinds_of(features)
+    numeric, num_numeric = kinds.numeric, len(kinds.numeric)
+    marked = kinds.marked if missing == "impute" else None
     target_mean, target_std = encoding.moments(
       np.asarray(targets, np.float64)[:, None], [target_name]
     )
-    raw = encoding.raw_inputs(features, numeric, categories)
-    mean, std = encoding.moments(raw, encoding.input_names(numeric, categories))
+    raw = encoding.raw_inputs(features, numeric, kinds.categories, marked)
+    names = encoding.input_names(numeric, kinds.categories, marked)
+    mean, std = encoding.moments(raw, names)
+    # All rows at once: what is used of them are sums, the same in any parts.
+    maps: tuple[ScoreMap, ...] = ()
+    if inputs == "scores":
+      maps = scores.fit([_standardised(raw, mean, std)], numeric)
+    imputation = None
+    if marked is not None:
+      medians = map(missing_cells.median, raw.T[:num_numeric, None], mean, std)
+      imputation = Imputation(tuple(medians), marked)
     return cls(
-      numeric_columns=tuple(numeric),
-      categories=tuple(categories),
+      numeric_columns=numeric,
+      categories=kinds.categories,
       input_mean=mean,
       input_std=std,
       target_name=target_name,
       target_mean=target_mean[0],
       target_std=target_std[0],
       numeric_ranges=ranges.numeric_ranges(features, numeric),
+      input_scores=maps,
+      imputation=imputation,
     )
 
   @property
@@ -156,12 +146,46 @@ class Preprocessor:
   @property
   def input_names(self) -> tuple[str, ...]:
     """The names of the D inputs; an indicator is called `column=category`."""
-    return tuple(encoding.input_names(self.numeric_columns, self.categories))
+    return tuple(
+      encoding.input_names(self.numeric_columns, self.categories, self._marked)
+    )
+
+  @property
+  def _marked(self) -> tuple[str, ...] | None:
+    return None if self.imputation is None else self.imputation.marked
+
+  @property
+  def missing(self) -> str:
+    """What becomes of missing cells: "error" or "impute"."""
+    return "error" if self.imputation is None else "impute"
+
+  @property
+  def number_columns(self) -> tuple[str, ...]:
+    """The names of columns of numbers, also of those that only say what they lack."""
+    return tuple(dict.fromkeys([*self.numeric_columns, *(self._marked or ())]))
 
   @property
   def categorical_columns(self) -> tuple[str, ...]:
     """The names of categorical columns that vary over the training rows."""
     return tuple(column for column, _ in self.categories)
+
+  @property
+  def num_categories(self) -> int:
+    """The number of inputs that stand for a category."""
+    return sum(len(values) for _, values in self.categories)
+
+  @property
+  def largest_input(self) -> float | None:
+    """The largest size of an input of any row; None where numbers are not bounded."""
+    num_numeric = len(self.numeric_columns)
+    ends = (*self.input_bounds, *[(0.0, 1.0)] * (self.num_inputs - num_numeric))
+    if self.input_scores:
+      ends = (*[(0.0, 0.0)] * num_numeric, *ends)  # Scores have a reach of their own.
+    if len(ends) < self.num_inputs:
+      return None
+    reach = np.abs(_standardised(np.transpose(ends), self.input_mean, self.input_std))
+    scored = [one.reach for one in self.input_scores]
+    return float(max([*scored, *reach[:, len(scored) :].flat]))
 
   @property
   def target_reach(self) -> float | None:
@@ -171,6 +195,21 @@ class Preprocessor:
     return float(np.max(np.abs(self.standardise(np.array(self.target_bounds)))))
 
   def transform(self, features: pd.DataFrame) -> np.ndarray:
+    """Makes the inputs of rows, as `standardised` and `scored` do one after the other.
+
+    Args:
+      features: `[N, columns]` raw features.
+
+    Returns:
+      `[N, D]` float64 inputs.
+    """
+    return self.scored(self.standardised(features))
+
+  def scored(self, inputs: np.ndarray) -> np.ndarray:
+    """Maps standardised inputs `[N, D]` to normal scores, where these are wanted."""
+    return scores.apply(self.input_scores, inputs) if self.input_scores else inputs
+
+  def standardised(self, features: pd.DataFrame) -> np.ndarray:
     """Encodes and standardises rows; values outside of declared bounds are clipped.
 
     Args:
@@ -184,30 +223,27 @@ class Preprocessor:
     Raises:
       InputError: If columns are missing or hold something that is not a number.
     """
-    needed = (*self.numeric_columns, *self.categorical_columns)
-    missing = [column for column in needed if column not in features.columns]
-    if missing:
+    needed = (*self.number_columns, *self.categorical_columns)
+    absent = [column for column in needed if column not in features.columns]
+    if absent:
       raise InputError(
-        f"columns {listing(missing)} are missing from the features: the model was "
+        f"columns {listing(absent)} are missing from the features: the model was "
         f"trained with {listing(needed)}"
       )
-    raw = encoding.raw_inputs(features, self.numeric_columns, self.categories)
-    for column, values in self.categories:
-      unseen = sorted(set(features[column].astype(str)) - set(values))
-      if unseen:
-        known = "no training row had" if not self.target_bounds else "are not declared"
-        warnings.warn(
-          f"column {column!r} has values that {known}: "
-          f"{listing(unseen)}; they count as none of {listing(values)}",
-          UserWarning,
-          stacklevel=2,
-        )
+    raw = encoding.raw_inputs(
+      features, self.numeric_columns, self.categories, self._marked
+    )
+    if self.imputation is not None:
+      raw = self.imputation.filled(raw)
+      missing_cells.warn_of_fresh(self._fresh_cells(features))
+    known = "no training row had" if not self.target_bounds else "are not declared"
+    encoding.warn_of_unseen(features, self.categories, known)
     if self.input_bounds:
       columns = self.numeric_columns
       raw[:, : len(columns)] = clipped(
         raw[:, : len(columns)], columns, self.input_bounds
       )
-    return (raw - np.array(self.input_mean)) / np.array(self.input_std)
+    return _standardised(raw, self.input_mean, self.input_std)
 
   def outside(self, features: pd.DataFrame) -> pd.DataFrame:
     """Marks the cells of parsed features that lie outside what was trained on.
@@ -217,7 +253,16 @@ class Preprocessor:
     """
     # Not strict: there may be no ranges, but there are never some of them.
     known = list(zip(self.numeric_columns, self.numeric_ranges, strict=False))
-    return ranges.outside_cells(features, known, self.categories)
+    cells = ranges.outside_cells(features, known, self.categories)
+    if self.imputation is None:
+      return cells
+    fresh = self._fresh_cells(features)
+    return cells | fresh.reindex(columns=cells.columns, fill_value=False)
+
+  def _fresh_cells(self, features: pd.DataFrame) -> pd.DataFrame:
+    """Marks missing cells of columns that lacked none in training."""
+    whole = [c for c in self.numeric_columns if c not in (self._marked or ())]
+    return missing_cells.fresh(features, whole, self.categories)
 
   def standardise(self, targets: np.ndarray, *, clip: bool = True) -> np.ndarray:
     """Converts targets `[N]` from the raw unit to z-scores `[N]`.
@@ -243,15 +288,7 @@ class Preprocessor:
 
   def to_json(self) -> dict[str, Any]:
     """Returns a record of JSON types, from which `from_json` restores every bit."""
-    record = dataclasses.asdict(self)
-    record["categories"] = [[name, list(values)] for name, values in self.categories]
-    for field in ("numeric_columns", "input_mean", "input_std"):
-      record[field] = list(record[field])
-    record["input_bounds"] = [list(interval) for interval in self.input_bounds]
-    target = self.target_bounds
-    record["target_bounds"] = None if target is None else list(target)
-    record["numeric_ranges"] = [list(pair) for pair in self.numeric_ranges]
-    return record
+    return preprocessing_record.to_json(dataclasses.asdict(self))
 
   @classmethod
   def from_json(cls, record: Mapping[str, Any]) -> "Preprocessor":
@@ -260,63 +297,12 @@ class Preprocessor:
     Raises:
       InputError: If the record is malformed.
     """
-    try:
-      made = cls(
-        numeric_columns=_strings(record["numeric_columns"]),
-        categories=tuple(
-          (_strings([name])[0], _strings(values))
-          for name, values in record["categories"]
-        ),
-        input_mean=_floats(record["input_mean"]),
-        input_std=_floats(record["input_std"]),
-        target_name=_strings([record["target_name"]])[0],
-        target_mean=_floats([record["target_mean"]])[0],
-        target_std=_floats([record["target_std"]])[0],
-        numeric_ranges=tuple(
-          (low, high) for low, high in map(_floats, record.get("numeric_ranges", ()))
-        ),
-        # Folders of older versions have no bounds.
-        input_bounds=tuple(_interval(pair) for pair in record.get("input_bounds", ())),
-        target_bounds=_interval(record["target_bounds"])
-        if record.get("target_bounds")
-        else None,
-      )
-      if not len(made.input_names) == len(made.input_mean) == len(made.input_std):
-        raise ValueError("numbers of inputs, means and deviations differ")
-      for pairs in (made.input_bounds, made.numeric_ranges):
-        if pairs and len(pairs) != len(made.numeric_columns):
-          raise ValueError("numbers of numeric columns and of their ranges differ")
-      if min(*made.input_std, made.target_std) <= 0:
-        raise ValueError("a standard deviation is not positive")
-    except KeyError as error:
-      raise InputError(
-        f"preprocessing record lacks the field {error}: restore it or train again"
-      ) from error
-    except (TypeError, ValueError) as error:
-      raise InputError(
-        f"preprocessing record is malformed ({error}): restore it or train again"
-      ) from error
-    return made
+    return cls(**preprocessing_record.fields_of(record))
 
 
-def _strings(values: Any) -> tuple[str, ...]:
-  """Returns the values as a tuple, or raises a TypeError if one is not a string."""
-  if isinstance(values, str) or not all(isinstance(value, str) for value in values):
-    raise TypeError(f"{values!r} is not a list of strings")
-  return tuple(values)
-
-
-def _interval(values: Any) -> Interval:
-  """Returns the two numbers of an interval, or raises if there are not two."""
-  low, high = _floats(values)
-  return low, high
-
-
-def _floats(values: Any) -> tuple[float, ...]:
-  """Returns the values as floats, or raises if one is not a finite number."""
-  if not all(isinstance(value, (int, float)) for value in values):
-    raise TypeError(f"{values!r} is not a list of numbers")
-  numbers = tuple(float(value) for value in values)
-  if not all(map(math.isfinite, numbers)):
-    raise ValueError("a statistic is not finite")
-  return numbers
+def _standardised(
+  raw: np.ndarray, mean: Sequence[float], std: Sequence[float]
+) -> np.ndarray:
+  """Centres and scales values `[N, D]`; what float64 cannot hold becomes infinite."""
+  with np.errstate(over="ignore"):
+    return (raw - np.array(mean)) / np.array(std)

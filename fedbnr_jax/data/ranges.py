@@ -1,4 +1,4 @@
-"""Knows what the training rows covered, and which rows to predict lie outside of it.
+"""Knows what the training rows covered, and which other rows lie outside of it.
 
 Random features are periodic: far from all training rows, a model's error bars look as
 ordinary as near them. So what was trained on is kept with the preprocessing.
@@ -52,15 +52,38 @@ def outside_cells(
 
 
 def warn_of_outside(cells: pd.DataFrame) -> None:
-  """Warns of rows with marked cells, if there are any: how many, in which columns."""
-  rows = int(cells.any(axis=1).sum())
-  if rows:
-    columns = [str(column) for column in cells.columns[cells.any(axis=0)]]
-    lie = "lies" if rows == 1 else "lie"
+  """Warns of rows to predict with marked cells: how many, in which columns."""
+  if cells.any(axis=None):
     warnings.warn(
-      f"{rows} of {len(cells)} rows {lie} outside what the model was trained on "
-      f"(columns {listing(columns)}): do not rely on their predictions or error bars; "
-      "they are marked in the column `outside`",
+      f"{_counted(cells)}: do not rely on their predictions or error bars; they are "
+      "marked in the column `outside`",
       UserWarning,
       stacklevel=3,
     )
+
+
+def warn_of_joining(cells: pd.DataFrame, source: str) -> None:
+  """Warns of rows with marked cells that join a model.
+
+  Args:
+    cells: `[N, columns]` truth values, from `outside_cells`.
+    source: Names the table of these rows.
+  """
+  if cells.any(axis=None):
+    warnings.warn(
+      f"{source}: {_counted(cells)}: the kernel, which stays as it is when rows join, "
+      "was not learnt there, and they may spoil predictions elsewhere; take them out "
+      "again, or train with them",
+      UserWarning,
+      stacklevel=3,
+    )
+
+
+def _counted(cells: pd.DataFrame) -> str:
+  """Says how many rows have marked cells, and in which columns."""
+  rows = int(cells.any(axis=1).sum())
+  columns = [str(column) for column in cells.columns[cells.any(axis=0)]]
+  return (
+    f"{rows} of {len(cells)} rows {'lies' if rows == 1 else 'lie'} outside what the "
+    f"model was trained on (columns {listing(columns)})"
+  )

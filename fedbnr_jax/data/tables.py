@@ -41,6 +41,7 @@ def load_table(
   categorical: Sequence[str] = (),
   name: str | None = None,
   bounds: Bounds | None = None,
+  missing: str = "error",
 ) -> Dataset:
   """Loads features, target and owners of the rows from a table.
 
@@ -58,6 +59,7 @@ def load_table(
       dates.
     name: Name of the dataset; None for the name of the file, or "the table".
     bounds: Features of which it has levels are categories too.
+    missing: "error" to refuse missing cells of features, "impute" to keep them.
 
   Returns:
     The dataset of N rows, neither split nor encoded.
@@ -80,7 +82,9 @@ def load_table(
   targets = parse_column(frame, target, "numeric")
   labels = {*categorical, *(bounds.levels if bounds else ())}
   parsed = {
-    column: parse_column(frame, column, "categorical" if column in labels else None)
+    column: parse_column(
+      frame, column, "categorical" if column in labels else None, missing
+    )
     for column in inputs
   }
   _warn_of_identifiers(parsed)
@@ -94,11 +98,15 @@ def load_table(
     targets=targets,
     target_name=target,
     clients=owners,
+    missing=missing,
   )
 
 
 def parse_features(
-  raw: pd.DataFrame, numeric: Sequence[str], categorical: Sequence[str]
+  raw: pd.DataFrame,
+  numeric: Sequence[str],
+  categorical: Sequence[str],
+  missing: str = "error",
 ) -> pd.DataFrame:
   """Parses the features of rows to predict, with the column kinds of the training.
 
@@ -106,6 +114,7 @@ def parse_features(
     raw: A raw frame of N rows, with these columns and possibly others.
     numeric: Columns that must hold numbers.
     categorical: Columns to treat as categories.
+    missing: "error" to refuse missing cells, "impute" to keep them.
 
   Returns:
     `[N, columns]` the named columns, as float64 and as strings.
@@ -114,16 +123,16 @@ def parse_features(
     InputError: If a column is missing, or a cell is empty or of the wrong kind.
   """
   _check_frame(raw)
-  missing = [column for column in (*numeric, *categorical) if column not in raw.columns]
-  if missing:
+  absent = [column for column in (*numeric, *categorical) if column not in raw.columns]
+  if absent:
     source = raw.attrs.get("source", "the table")
     raise InputError(
-      f"{source}: columns {listing(missing)} are missing, which the model was trained "
+      f"{source}: columns {listing(absent)} are missing, which the model was trained "
       f"with: add them; there are {listing(map(str, raw.columns))}"
     )
-  parsed = {column: parse_column(raw, column, "numeric") for column in numeric}
+  parsed = {c: parse_column(raw, c, "numeric", missing) for c in numeric}
   for column in categorical:
-    parsed[column] = parse_column(raw, column, "categorical")
+    parsed[column] = parse_column(raw, column, "categorical", missing)
   return _frame(parsed)
 
 

@@ -67,12 +67,12 @@ def load_run(workdir: str | os.PathLike[str]) -> TrainedRun:
   if summary is None:
     raise InputError(f"the training in {workdir} is not finished: let it finish.")
   trained.require_global_layer()
-  feature_map = kernel_of(trained.config)
+  feature_map = kernel_of(trained.config, trained.preprocessor.largest_input)
   if feature_map.norm_bound is None:
     raise InputError(
       f"the features of kernel {trained.config.kernel!r} have no bounded norm, and so "
       "no sensitivity: train a kernel of cosines and sines, such as 'deep' or "
-      "'gaussian'."
+      "'gaussian'; a linear part needs data.inputs=scores, or data.bounds."
     )
   with precision.float64():
     squared_norm = float(feature_map.norm_bound(trained.state.server.params.theta))

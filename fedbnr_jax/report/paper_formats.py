@@ -31,7 +31,7 @@ def _patience() -> str:
   texts = [
     f"{', '.join(names)} after {count}"
     for count, names in rounds.items()
-    if count != usual
+    if count not in (0, usual)  # Those of one round have nothing to stop.
   ]
   return f"{'; '.join(texts)}; the others after {usual}"
 

@@ -54,8 +54,21 @@ def read(path: str | os.PathLike[str]) -> Content:
   arrays, note = files.read_arrays(path)
   if digest(arrays) != note["digest"]:
     raise ValueError("its digest does not match its arrays")
-  seal = Seal(note["files"], note["history"]) if "history" in note else None
-  return Content(note["round"], arrays, seal)
+  return Content(note["round"], arrays, _seal(note))
+
+
+def read_note(path: str | os.PathLike[str]) -> Content:
+  """Reads a checkpoint's file but for its arrays, which may be large.
+
+  Raises:
+    Exception: Whatever a damaged file makes NumPy, zipfile or json raise.
+  """
+  note = files.read_note(path)
+  return Content(note["round"], {}, _seal(note))
+
+
+def _seal(note: dict[str, Any]) -> Seal | None:
+  return Seal(note["files"], note["history"]) if "history" in note else None
 
 
 class Checkpoints:
@@ -111,24 +124,19 @@ class Checkpoints:
     Raises:
       InputError: If a sound one does not belong, or is of other shapes.
     """
-    for number in reversed(self._rounds()):
-      if max_round is not None and number > max_round:
-        continue
-      try:
-        found = read(self._path(number))
-        if found.round != number:
-          raise ValueError(f"it is of round {found.round}")
-      except Exception as error:  # Whatever a damaged file makes NumPy raise.
-        lines = str(error).splitlines() or [type(error).__name__]
-        warnings.warn(
-          f"checkpoint of round {number} is damaged ({lines[0][:200]}); trying an "
-          "older one.",
-          stacklevel=2,
-        )
-      else:
-        check(number, found.seal)
-        return Saved(number, *_shaped(found.arrays, like, self._path(number)))
-    return None
+    found = self._newest(read, max_round)
+    if found is None:
+      return None
+    check(found.round, found.seal)
+    path = self._path(found.round)
+    return Saved(found.round, *_shaped(found.arrays, like, path))
+
+  def newest_note(self) -> Content | None:
+    """Returns the newest checkpoint whose note can be read, without its arrays.
+
+    So it takes a millisecond, however large the model; damage to arrays does not show.
+    """
+    return self._newest(read_note)
 
   def is_empty(self) -> bool:
     """Whether there is none, sound or not."""
@@ -151,6 +159,27 @@ class Checkpoints:
     self.save(Saved(newest, state, state), seal_of(newest))
     for number in older:
       self._path(number).unlink(missing_ok=True)
+
+  def _newest(
+    self, reader: Callable[[pathlib.Path], Content], max_round: int | None = None
+  ) -> Content | None:
+    """The newest checkpoint that can be read; warns of each that it passes over."""
+    for number in reversed(self._rounds()):
+      if max_round is not None and number > max_round:
+        continue
+      try:
+        found = reader(self._path(number))
+        if found.round != number:
+          raise ValueError(f"it is of round {found.round}")
+        return found
+      except Exception as error:  # Whatever a damaged file makes NumPy raise.
+        lines = str(error).splitlines() or [type(error).__name__]
+        warnings.warn(
+          f"checkpoint of round {number} is damaged ({lines[0][:200]}); trying an "
+          "older one.",
+          stacklevel=3,
+        )
+    return None
 
   def _path(self, number: int) -> pathlib.Path:
     return self._directory / f"{number}{_SUFFIX}"

@@ -6,6 +6,7 @@ from typing import Any
 import ml_collections
 
 from fedbnr_jax.algorithms import exact, noise, pfedgp
+from fedbnr_jax.data import columns, preprocessing
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.participation import STATISTICS_FROM
@@ -78,6 +79,9 @@ def base() -> ml_collections.ConfigDict:
   config.ard.basis = "fourier"
   config.ard.isotropic = False  # One length-scale for all inputs.
   config.ard.orthogonal = False  # Frequencies that are orthogonal in blocks.
+  # Deviation of log length-scales under their prior, around the start, in methods that
+  # follow the exact evidence; 0: no prior.
+  config.ard.spread = 1.7
 
   config.polynomial = ml_collections.ConfigDict()  # For kernel "polynomial".
   config.polynomial.degree = 2
@@ -134,12 +138,22 @@ def base() -> ml_collections.ConfigDict:
   config.sparse = ml_collections.ConfigDict()
   config.sparse.kernel = "matern32+linear"
   config.sparse.basis = "inducing"  # Or "fourier".
-  config.sparse.num_samples = 400  # Inducing inputs, or frequencies, in training.
-  config.sparse.posterior_samples = 1000  # Of the last layer; 0: the same.
-  config.sparse.num_steps = 10  # Of L-BFGS in a round.
+  # Inducing inputs, or frequencies, of the first round, and its steps of L-BFGS; 0:
+  # the first round is like the others.
+  config.sparse.start_samples = 200
+  config.sparse.start_steps = 50
+  config.sparse.num_samples = 800  # In the rounds after it.
+  config.sparse.num_steps = 10
+  config.sparse.posterior_samples = 2000  # Of the last layer; 0: as `num_samples`.
   # Whether the objective charges for the variance that inducing features lose.
   config.sparse.trace = False
   config.sparse.noise = "varying"  # As config.noise.
+
+  # For fedridge, whose kernel and draws are these; config.ard has its length-scale.
+  config.ridge = ml_collections.ConfigDict()
+  config.ridge.kernel = "matern32+linear"
+  config.ridge.basis = "fourier"  # Or "inducing".
+  config.ridge.num_samples = 500  # Frequencies, or inducing inputs.
 
   config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
   config.exact.optimizer = "adam"  # Or "lbfgs".
@@ -169,6 +183,12 @@ def base() -> ml_collections.ConfigDict:
   # as {"age": [0, 120], "sex": ["f", "m"]}, the target included. They take the place of
   # the training rows' means and deviations; values outside are clipped.
   config.data.bounds = ""
+  # Numeric inputs: "standard", of mean zero and deviation one; or "scores", the normal
+  # quantiles of their ranks among the training rows, for columns with long tails.
+  config.data.inputs = "standard"
+  # Table: what becomes of missing cells of features; an "error"; or "impute": training
+  # medians, an input that says where, and a category of their own.
+  config.data.missing = "error"
   # Share of the training rows, from every client in proportion, that is set aside to
   # calibrate conformal intervals, 2,000 at most; 0: none. Methods with a model for each
   # client have no such intervals.
@@ -197,6 +217,7 @@ _AT_LEAST_ONE = (
   "fedloc.num_inducing",
   "fedloc.num_iterations",
   "sparse.num_steps",
+  "sparse.start_steps",
 )
 _POSITIVE = (
   "learning_rate",
@@ -213,6 +234,8 @@ _CHOICES = {
   "dtype": ("float32", "float64"),
   "partition": ("auto", "column", *PARTITIONERS),
   "data.source": ("synthetic", "uci", "table"),
+  "data.inputs": preprocessing.INPUTS,
+  "data.missing": columns.MISSING,
   "mean.scales": aggregation.SCALES,
   "statistics_from": STATISTICS_FROM,
   "stop_on": ("rmse", "nll"),
@@ -223,6 +246,7 @@ _CHOICES = {
   "sparse.noise": noise.NOISES,
   "ard.basis": urk.BASES,
   "sparse.basis": urk.BASES,
+  "ridge.basis": urk.BASES,
   "pfedgp.objective": pfedgp.OBJECTIVES,
   "fedloc.rule": tuple(experts.RULES),
 }
@@ -249,15 +273,18 @@ def validate(config: ml_collections.ConfigDict) -> None:
     raise InputError(
       f"config.num_clients must be at least 1, got {config.num_clients}."
     )
-  for name in ("num_samples", "sparse.num_samples"):
+  for name in ("num_samples", "sparse.num_samples", "ridge.num_samples"):
     if get(config, name) < 2:
       raise InputError(f"config.{name} must be at least 2, got {get(config, name)}.")
-  for name in ("posterior_samples", "sparse.posterior_samples"):
+  for name, zero in (
+    ("posterior_samples", "as many as in training"),
+    ("sparse.posterior_samples", "as many as in training"),
+    ("sparse.start_samples", "none before config.sparse.num_samples"),
+  ):
     value = get(config, name)
     if value < 0 or value == 1:
       raise InputError(
-        f"config.{name} must be at least 2, or 0 for as many as in training, got "
-        f"{value}."
+        f"config.{name} must be at least 2, or 0 for {zero}, got {value}."
       )
   if config.min_noise_std > config.initial_noise_std:
     raise InputError(
@@ -290,6 +317,13 @@ def validate(config: ml_collections.ConfigDict) -> None:
   ):
     if get(config, name) < 0:
       raise InputError(f"config.{name} must not be negative, got {get(config, name)}.")
+  for name, private in (("data.inputs", "standard"), ("data.missing", "error")):
+    if config.data.bounds and get(config, name) != private:
+      raise InputError(
+        f"config.{name} is {get(config, name)!r}, but quantiles of the rows would give "
+        f"away what config.data.bounds is to keep: choose {private!r}, or leave the "
+        "bounds out."
+      )
   _validate_calibration(config.data)
   _validate_distillation(config.kd)
   _validate_layout(config)

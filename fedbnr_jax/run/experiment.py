@@ -151,12 +151,14 @@ def build(
     split, calibration_rows = _set_aside(config, dataset, split)
   preprocessor = _preprocessor(config, dataset, split)
   warn_of_hazards(dataset.features, dataset.targets, len(split.train), preprocessor)
-  inputs = preprocessor.transform(dataset.features)
+  plain = preprocessor.standardised(dataset.features)
+  inputs = preprocessor.scored(plain)
   targets = preprocessor.standardise(dataset.targets)
   preprocessor.warn_of_clipped_targets(dataset.targets)
   # Clipping what predictions are compared with would flatter them.
   scored_targets = preprocessor.standardise(dataset.targets, clip=False)
-  parts, names = _deal(config, dataset, split, inputs, targets)
+  # Who holds which rows does not depend on what becomes of the inputs.
+  parts, names = _deal(config, dataset, split, plain, targets)
   num_clients = len(parts)
   if method.pooled:
     parts, names = [split.train], ["pooled"]
@@ -239,6 +241,8 @@ def _preprocessor(
       dataset.features.iloc[split.train],
       dataset.targets[split.train],
       dataset.target_name,
+      inputs=config.data.inputs,
+      missing=config.data.missing,
     )
   if config.data.raw_target and not dataset.standardised_error:
     made = dataclasses.replace(made, target_mean=0.0, target_std=1.0)
@@ -285,6 +289,16 @@ def _with_summary(
   return federation
 
 
+def seed_configs(config: ml_collections.ConfigDict) -> list[ml_collections.ConfigDict]:
+  """A config for each of `num_seeds` seeds, from `seed` on."""
+  configs = []
+  for seed in range(config.seed, config.seed + config.num_seeds):
+    own = ml_collections.ConfigDict(config.to_dict())
+    own.seed, own.num_seeds = seed, 1
+    configs.append(own)
+  return configs
+
+
 def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:
   """An experiment each for `num_seeds` seeds, from `seed` on, all of the same shapes.
 
@@ -294,11 +308,7 @@ def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:
   config_lib.validate(config)
   if config.num_seeds == 1:
     return [build(config)]
-  experiments = []
-  for seed in range(config.seed, config.seed + config.num_seeds):
-    own = ml_collections.ConfigDict(config.to_dict())
-    own.seed, own.num_seeds = seed, 1
-    experiments.append(build(own))
+  experiments = [build(own) for own in seed_configs(config)]
   num_rows = max(one.federation.clients.y.shape[1] for one in experiments)
   experiments = [
     dataclasses.replace(
@@ -343,6 +353,7 @@ def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
     features=_columns(data.features) or None,
     categorical=_columns(data.categorical),
     bounds=bounds,
+    missing=data.missing,
   )
 
 

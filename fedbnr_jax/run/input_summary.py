@@ -14,7 +14,7 @@ def summarise(inputs: np.ndarray, preprocessor: Preprocessor) -> urk.InputSummar
     preprocessor: Says which of them are numeric, and which stand for a category.
   """
   num_inputs = inputs.shape[1]
-  num_numeric = len(preprocessor.numeric_columns)
+  num_numeric = num_inputs - preprocessor.num_categories
   numeric = [marginals.fit([inputs[:, d]]) for d in range(num_numeric)]
   quantiles = np.zeros((marginals.NUM_QUANTILES, num_inputs))
   factor = np.eye(num_inputs)

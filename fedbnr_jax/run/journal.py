@@ -7,6 +7,7 @@ from typing import Any
 
 import chex
 import jax
+import ml_collections
 import numpy as np
 
 from fedbnr_jax.errors import InputError
@@ -24,6 +25,7 @@ from fedbnr_jax.run.summary import (
   VALIDATION_SCORES,
   best_round,
   read_history,
+  read_outcome,
   scores,
 )
 
@@ -136,14 +138,16 @@ def finished(
 ) -> bool:
   """Whether the rounds are used up or validation has stopped improving.
 
-  Rounds in which nobody answered, and so nothing changed, do not try its patience.
+  Rounds in which nobody answered, and so nothing changed, do not try its patience; and
+  without any patience, the first answer is the last.
   """
   if len(history) >= num_rounds:
     return True
   if not history:
     return False
   since = history[best_round(history, score) :]
-  return sum(record["clients_answered"] > 0 for record in since) >= patience
+  anybody = any(record["clients_answered"] for record in history)
+  return anybody and sum(r["clients_answered"] > 0 for r in since) >= patience
 
 
 def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
@@ -164,6 +168,32 @@ def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
     "test_coverage95_low": low,
     "test_coverage95_high": high,
   }
+
+
+def require_own_files(folder: RunFolder, config: ml_collections.ConfigDict) -> None:
+  """Raises InputError unless the files of a finished run belong together.
+
+  The newest checkpoint vouches for them by its note, as when the model is loaded. A
+  folder without checkpoints passes: who wants the scores alone may delete them.
+
+  Args:
+    folder: The run's.
+    config: Of the run, and of no other seed.
+  """
+  if not folder.checkpoints.is_dir():
+    return
+  checkpoints = Checkpoints(folder.checkpoints)
+  if checkpoints.is_empty():
+    return
+  folder.check(config)
+  found = checkpoints.newest_note()
+  if found is None:
+    raise InputError(
+      f"no checkpoint in {folder.checkpoints} is sound: restore one; or to start from "
+      f"round 1, remove {folder.path}."
+    )
+  seal_lib.require(folder, found.round, found.seal)
+  read_outcome(folder, config, found.round)
 
 
 def in_unit(scores: dict[str, Any], scale: float) -> dict[str, float]:

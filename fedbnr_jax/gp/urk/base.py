@@ -54,6 +54,8 @@ class FeatureMap(NamedTuple):
   missing: Callable[[FeatureParams, jax.Array], jax.Array] | None = None
   # Whether draws need an `InputSummary`.
   needs_inputs: bool = False
+  # θ -> [] nats that the prior of θ adds to the negative log evidence.
+  penalty: Callable[[Any], jax.Array] | None = None
 
 
 class Source(NamedTuple):

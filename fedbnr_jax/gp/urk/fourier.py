@@ -1,5 +1,7 @@
 """Random Fourier features: stationary kernels by draws of their spectra."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -88,6 +90,7 @@ def random_fourier(
   *,
   isotropic: bool = True,
   orthogonal: bool = False,
+  spread: float = 0.0,
 ) -> FeatureMap:
   """Random Fourier features [cos, sin](ωᵀ(x/ℓ)) of a stationary kernel.
 
@@ -99,6 +102,7 @@ def random_fourier(
     isotropic: Whether all inputs share one ℓ [], or each has its own, ℓ [D].
     orthogonal: Whether frequencies are orthogonal in blocks; see
       `orthogonal_spectrum`.
+    spread: Deviation of log ℓ under its prior, around the start; 0: no prior.
   """
   require_choice("spectrum", spectrum, SPECTRA)
   check_positive(length_scale=length_scale)
@@ -129,7 +133,13 @@ def random_fourier(
     features = jnp.concatenate(list(cos_sin(phase)), axis=1)
     return features * jnp.asarray(num_samples - 1, x.dtype) ** -0.5
 
-  return FeatureMap(init, apply, draw, *constant_norm(num_samples / (num_samples - 1)))
+  return FeatureMap(
+    init,
+    apply,
+    draw,
+    *constant_norm(num_samples / (num_samples - 1)),
+    penalty=length_scale_penalty(length_scale, spread),
+  )
 
 
 def initial_length_scale(value: float, x: jax.Array, *, isotropic: bool) -> Any:
@@ -143,6 +153,31 @@ def initial_length_scale(value: float, x: jax.Array, *, isotropic: bool) -> Any:
   num_inputs = x.shape[1]
   start = jnp.log(jnp.asarray(value * num_inputs**0.5, x.dtype))
   return {"log_length_scale": jnp.full(num_inputs, start)}
+
+
+def length_scale_penalty(
+  value: float, spread: float
+) -> Callable[[Any], jax.Array] | None:
+  """Makes the penalty of a normal prior of log ℓ around its start.
+
+  An input whose ℓ has grown so long that nothing depends on it any more would stay
+  without effect, because the evidence is flat there; the prior calls it back.
+
+  Args:
+    value: Initial ℓ, as `initial_length_scale` takes it.
+    spread: Deviation of log ℓ; 0: no prior.
+  """
+  if spread < 0:
+    raise InputError(f"spread must be positive, or 0 for no prior, got {spread}.")
+  if not spread:
+    return None
+
+  def penalty(theta: Any) -> jax.Array:
+    scales = theta["log_length_scale"]
+    start = value * scales.size**0.5 if scales.ndim else value
+    return 0.5 * jnp.sum(((scales - math.log(start)) / spread) ** 2)
+
+  return penalty
 
 
 def scaled(theta: Any, x: jax.Array) -> jax.Array:

@@ -13,7 +13,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from fedbnr_jax.gp.urk.base import FeatureMap, FeatureParams, check_positive
-from fedbnr_jax.gp.urk.fourier import initial_length_scale, scaled
+from fedbnr_jax.gp.urk.fourier import (
+  initial_length_scale,
+  length_scale_penalty,
+  scaled,
+)
 from fedbnr_jax.names import require_choice
 
 # Added to the diagonal of k(Z, Z), whose largest possible entry is one.
@@ -106,6 +110,7 @@ def inducing(
   length_scale: float = 1.0,
   *,
   isotropic: bool = False,
+  spread: float = 0.0,
 ) -> FeatureMap:
   """Features L⁻¹k(Z, x) of a stationary kernel at S drawn inducing inputs Z.
 
@@ -118,6 +123,7 @@ def inducing(
     length_scale: Initial ℓ, trained in the logarithm; if each input has its own, in
       units of √D.
     isotropic: Whether all inputs share one ℓ [], or each has its own, ℓ [D].
+    spread: Deviation of log ℓ under its prior, around the start; 0: no prior.
   """
   require_choice("spectrum", spectrum, PROFILES)
   check_positive(num_samples=num_samples, length_scale=length_scale)
@@ -154,4 +160,5 @@ def inducing(
     norm_bound=lambda theta: jnp.ones(()),
     missing=missing,
     needs_inputs=True,
+    penalty=length_scale_penalty(length_scale, spread),
   )

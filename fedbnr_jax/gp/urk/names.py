@@ -25,6 +25,7 @@ def ard(
   basis: str = "fourier",
   isotropic: bool = False,
   orthogonal: bool = False,
+  spread: float = 0.0,
 ) -> FeatureMap:
   """A stationary kernel with a length-scale for each input.
 
@@ -35,14 +36,22 @@ def ard(
     basis: "fourier" for random frequencies, "inducing" for inducing inputs.
     isotropic: Whether all inputs share one ℓ after all.
     orthogonal: Whether frequencies are orthogonal in blocks.
+    spread: Deviation of log ℓ under its prior, around the start; 0: no prior.
   """
   require_choice("basis", basis, BASES)
   if basis == "inducing":
     if orthogonal:
       raise InputError("orthogonal draws are of frequencies: choose basis 'fourier'.")
-    return inducing(num_samples, spectrum, length_scale, isotropic=isotropic)
+    return inducing(
+      num_samples, spectrum, length_scale, isotropic=isotropic, spread=spread
+    )
   return random_fourier(
-    num_samples, spectrum, length_scale, isotropic=isotropic, orthogonal=orthogonal
+    num_samples,
+    spectrum,
+    length_scale,
+    isotropic=isotropic,
+    orthogonal=orthogonal,
+    spread=spread,
   )
 
 

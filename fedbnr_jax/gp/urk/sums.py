@@ -76,6 +76,12 @@ def add(*parts: FeatureMap) -> FeatureMap:
       axis=0,
     )
 
+  held = [p for p, part in enumerate(parts) if part.penalty is not None]
+
+  def penalty(theta: Any) -> jax.Array:
+    own = theta["parts"]
+    return jnp.sum(jnp.stack([parts[p].penalty(own[p]) for p in held]))  # type: ignore[misc]
+
   bounded = all(part.norm_bound is not None for part in parts)
   return FeatureMap(
     init,
@@ -84,4 +90,5 @@ def add(*parts: FeatureMap) -> FeatureMap:
     norm_bound=norm_bound if bounded else None,
     missing=missing if lossy else None,
     needs_inputs=any(part.needs_inputs for part in parts),
+    penalty=penalty if held else None,
   )
