@@ -10,6 +10,7 @@ held against the simulation's after the round. In float64. Prints a table: a row
 method and exchange, bytes down and up of one client, and the recorded floats.
 """
 
+import dataclasses
 import json
 import multiprocessing
 from collections.abc import Iterator, Sequence
@@ -172,15 +173,47 @@ def compare(config: ml_collections.ConfigDict, sites: Sites) -> Comparison:
   algorithm = experiment.algorithm
   federation = algorithm.view(experiment.federation)
   state = jax.jit(algorithm.init)(experiment.key_init, federation)
+  sites.start(config, federation.clients, federation.inputs)
+  rows: list[dict[str, Any]] = []
+  gaps = [(0.0, 0.0)]
+  for one in _kinds_of_rounds(algorithm):
+    kinds = one, algorithm
+    state, *gap = _compare_round(config, sites, experiment, kinds, state, rows)
+    gaps.append((gap[0], gap[1]))
+  return Comparison(rows, *map(max, zip(*gaps, strict=True)))
+
+
+def _kinds_of_rounds(algorithm: FederatedAlgorithm) -> list[FederatedAlgorithm]:
+  """Makes a method of each kind of round: a first one may differ from the others."""
+  plain = dataclasses.replace(algorithm, warm_up=(), num_warm_up=0)
+  if not algorithm.num_warm_up:
+    return [plain]
+  return [dataclasses.replace(plain, stages=algorithm.warm_up), plain]
+
+
+def _compare_round(
+  config: ml_collections.ConfigDict,
+  sites: Sites,
+  experiment: Any,
+  kinds: tuple[FederatedAlgorithm, FederatedAlgorithm],
+  state: State,
+  rows: list[dict[str, Any]],
+) -> tuple[State, float, float]:
+  """Compares one round of a method, and adds a row for each of its exchanges.
+
+  Returns:
+    The state after the round, and the largest gaps of its messages and of this state.
+  """
+  algorithm, whole = kinds
+  federation = whole.view(experiment.federation)
   (expected, info), log = jax.jit(lambda *arguments: _recorded(algorithm, *arguments))(
     experiment.key_rounds, state, federation
   )
   order = [e for stage in algorithm.stages for e in stage.exchanges * stage.times]
-  sites.start(config, federation.clients, federation.inputs)
-  rows, totals, gap = [], [], 0.0
+  totals, gap, first = [], 0.0, len(rows)
   for exchange, (down, total) in zip(order, log, strict=True):
     message = wire.encode(down)
-    answers = sites.ask(algorithm.exchanges.index(exchange), message)
+    answers = sites.ask(whole.exchanges.index(exchange), message)
     parts = [wire.decode(answer, total) for answer in answers]
     totals.append(jax.tree.map(lambda *leaves: sum(map(np.asarray, leaves)), *parts))
     gap = max(gap, largest_gap(totals[-1], total))
@@ -194,14 +227,14 @@ def compare(config: ml_collections.ConfigDict, sites: Sites) -> Comparison:
         "floats up": num_floats(total),
       }
     )
-  sums = [sum(row[f"floats {way}"] for row in rows) for way in ("up", "down")]
+  sums = [sum(row[f"floats {way}"] for row in rows[first:]) for way in ("up", "down")]
   if algorithm.sends:
     assert sums == [int(info.floats_up), int(info.floats_down)]
   replay = jax.jit(
     lambda *arguments: _replayed(algorithm, federation.num_clients, *arguments)
   )
   got = replay(experiment.key_rounds, state.server, federation.server, totals)
-  return Comparison(rows, gap, largest_gap(got, expected.server))
+  return expected, gap, largest_gap(got, expected.server)
 
 
 def _recorded(

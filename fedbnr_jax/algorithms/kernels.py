@@ -43,8 +43,7 @@ def from_config(
 
   def options(part: str) -> dict[str, Any]:
     given = {**fields, **config.get(group(part), {})}
-    if "basis" in own:
-      given["basis"] = own["basis"]
+    given |= {name: own[name] for name in ("basis", "spread") if name in own}
     return given if num_samples is None else given | {"num_samples": num_samples}
 
   return urk.build(fields["kernel"], options)

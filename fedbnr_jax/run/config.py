@@ -80,9 +80,9 @@ def base() -> ml_collections.ConfigDict:
   config.ard.basis = "fourier"
   config.ard.isotropic = False  # One length-scale for all inputs.
   config.ard.orthogonal = False  # Frequencies that are orthogonal in blocks.
-  # Deviation of log length-scales under their prior, around the start, in methods that
-  # follow the exact evidence; 0: no prior.
-  config.ard.spread = 1.7
+  # Deviation of log length-scales under their prior, around the start, where a method
+  # follows the exact evidence; 0: no prior.
+  config.ard.spread = 0.0
 
   config.polynomial = ml_collections.ConfigDict()  # For kernel "polynomial".
   config.polynomial.degree = 2
@@ -146,6 +146,7 @@ def base() -> ml_collections.ConfigDict:
   config.sparse.num_samples = 800  # In the rounds after it.
   config.sparse.num_steps = 10
   config.sparse.posterior_samples = 2000  # Of the last layer; 0: as `num_samples`.
+  config.sparse.spread = 1.7  # As config.ard.spread.
   # Whether the objective charges for the variance that inducing features lose.
   config.sparse.trace = False
   config.sparse.noise = "varying"  # As config.noise.
