@@ -36,7 +36,7 @@ _ENOUGH = 100
 _TRIAL = {"num_samples": 200, "num_steps": 50, "posterior_samples": 1000}
 # Products of rows and squared inducing inputs that a step, and the last layer, may
 # cost, and the most inducing inputs that they have.
-_STEP_COST, _MOST = 3e9, 800
+_STEP_COST, _MOST = 5e9, 800
 _LAYER_COST, _WIDEST = 1e11, 2000
 # Up to so many rows there are as many inducing inputs, in trials too, so that what was
 # compiled for the trials serves the training.

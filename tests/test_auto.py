@@ -90,8 +90,8 @@ def test_no_trial_begins_when_time_is_up(monkeypatch):
   [
     (60, (0, 60, 0)),
     (500, (200, 500, 500)),
-    (7_000, (200, 654, 2000)),
-    (100_000, (200, 200, 1000)),
+    (10_000, (200, 707, 2000)),
+    (100_000, (200, 223, 1000)),
   ],
 )
 def test_sizes_fit_the_table(num_rows, sizes):
