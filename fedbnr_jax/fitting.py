@@ -77,7 +77,7 @@ def fit(
       normal scores of their ranks, where columns have long tails.
     missing: "error" to refuse missing cells of features, "impute" to fill them in by
       training medians, with an input that says where; the target must be whole.
-    method: One of `algorithms.METHODS`, or "auto", which tries a few and takes the best.
+    method: One of `algorithms.METHODS`, or "auto", which tries a few ways first.
     seed: Drives everything random: split, partition, initialisation, sampling.
     folder: Where to write the run as it goes, as `launch.train` does. A run that was
       stopped is taken up again there, and a finished one is loaded.
