@@ -100,8 +100,8 @@ def ngboost(run: Experiment) -> Predictions:
   x, y = training_rows(run)
   held_out = np.asarray(run.validation.x), np.asarray(run.validation.y)
   trees = NGBRegressor(
-    n_estimators=1000,
-    learning_rate=0.1,
+    n_estimators=3000,
+    learning_rate=0.03,
     minibatch_frac=min(1.0, _NGBOOST_ROWS / len(x)),
     col_sample=min(1.0, _NGBOOST_INPUTS / x.shape[1]),
     random_state=run.config.seed,
