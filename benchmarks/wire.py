@@ -241,7 +241,7 @@ def _recorded(
   algorithm: FederatedAlgorithm, key: jax.Array, state: State, federation: Federation
 ) -> tuple[tuple[State, RoundInfo], list[tuple[Any, Any]]]:
   """Runs a round as the simulation does, and returns its messages too."""
-  placement = algorithm.placement.sized(algorithm.num_params(state), federation.clients)
+  placement = algorithm.sized_placement(state, federation)
   collector = Recording(OnDevice(federation, placement))
   result = algorithm.round_with(
     collector, key, state, federation.server, federation.num_clients

@@ -308,7 +308,7 @@ def _sent(algorithm, state, data):
       message = jax.eval_shape(exchange.broadcast, state.server, data.server)
       own = jax.tree.map(lambda leaf: leaf[0], state.own)
       answer, *_ = jax.eval_shape(
-        exchange.client, message, own, methods.rows_of(data, 0)
+        exchange.answer, message, own, methods.rows_of(data, 0)
       )
       up += stage.times * sum(np.size(leaf) for leaf in jax.tree.leaves(answer))
       down += stage.times * sum(np.size(leaf) for leaf in jax.tree.leaves(message))

@@ -80,7 +80,7 @@ def test_a_client_computes_from_its_arguments_alone(name):
   algorithm, data, state = _case(name)
   for exchange in algorithm.exchanges:
     arguments = _down(exchange, state, data), _one(state.own), _one(data.clients)
-    traced = jax.make_jaxpr(exchange.client)(*arguments)
+    traced = jax.make_jaxpr(exchange.answer)(*arguments)
     for constant in _constants(traced):  # Those of a triangle are places in it.
       assert np.asarray(constant).dtype in (np.int64, np.int32, bool)
     assert len(traced.jaxpr.invars) == len(jax.tree.leaves(arguments))
@@ -127,7 +127,7 @@ def test_messages_up_are_summable(name):
       x = jax.ShapeDtypeStruct((num_rows, num_inputs), np.float64)
       y, mask = (jax.ShapeDtypeStruct((num_rows,), t) for t in (np.float64, bool))
       up, own, _ = jax.eval_shape(
-        exchange.client, down, _one(state.own), Rows(x, y, mask)
+        exchange.answer, down, _one(state.own), Rows(x, y, mask)
       )
       messages.append(up)
       assert jax.tree.structure(own) == jax.tree.structure(_one(state.own))
@@ -159,7 +159,7 @@ def test_what_stays_with_a_client_is_not_sent():
   iterate, processes = algorithm.exchanges
   up = [
     jax.eval_shape(
-      exchange.client, _down(exchange, state, data), _one(state.own), _one(data.clients)
+      exchange.answer, _down(exchange, state, data), _one(state.own), _one(data.clients)
     )[0]
     for exchange in (iterate, processes)
   ]
@@ -177,7 +177,7 @@ def test_every_kernel_goes_to_every_client_in_local_global_alone():
 def test_a_local_kernel_sends_only_how_likely_its_rows_are():
   algorithm, data, state = _case("local+local")
   up = [
-    jax.eval_shape(e.client, _down(e, state, data), _one(state.own), _one(data.clients))
+    jax.eval_shape(e.answer, _down(e, state, data), _one(state.own), _one(data.clients))
     for e in algorithm.exchanges
   ]
   assert [num_floats(message) for message, *_ in up] == [0, 2]

@@ -54,24 +54,20 @@ def algorithm():
 
 def _collect(exchange, server, data):
   down = exchange.broadcast(server, None)
-  return map_clients(exchange.client, down, (), data.clients).total
+  return map_clients(exchange.answer, down, (), data.clients).total
 
 
 def test_value_and_gradient_are_those_of_the_dense_formula(algorithm):
   data = _data()
   # Compiled as a whole: operation by operation it takes five times as long.
-  state, message, stepped, expected, slopes, priors = jax.jit(
+  state, stepped, expected, slopes, priors = jax.jit(
     lambda data: _one_step(algorithm, data)
   )(data)
   np.testing.assert_allclose(
     state.optimizer.value * methods.NUM_ROWS, expected, rtol=1e-9
   )
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9),
-    message.theta,
-    slopes.theta,
-  )
-  # The first direction is the gradient, scaled: it shows those of σ and λ too.
+  # The first direction is the gradient, scaled. What clients send of it lacks what goes
+  # by way of the whitening of inducing features, which the server adds.
   ratio = stepped.log_noise_std / slopes.log_noise_std
   assert ratio < 0
   jax.tree.map(
@@ -99,7 +95,7 @@ def _one_step(algorithm, data):
   prior, priors = jax.value_and_grad(_prior)(params)
   message = _collect(gradient, state, data)
   stepped = gradient.server(state, None, message).optimizer.direction
-  return state, message, stepped, expected + prior, slopes, priors
+  return state, stepped, expected + prior, slopes, priors
 
 
 def test_partitions_do_not_matter(algorithm):

@@ -12,7 +12,13 @@ from fedbnr_jax.federated.exchange import Exchange, Message, Own, Report
 from fedbnr_jax.federated.federation import Rows, ServerSet
 from fedbnr_jax.federated.state import ServerState, State
 from fedbnr_jax.gp import blr, urk
-from fedbnr_jax.gp.kernel_model import features_of, model_params
+from fedbnr_jax.gp.kernel_model import (
+  ReadyKernel,
+  features_of,
+  model_params,
+  ready_features,
+  ready_kernel,
+)
 
 
 class Scales(Protocol):
@@ -116,25 +122,25 @@ class StatisticsMessage(struct.PyTreeNode):
 
 
 def missing_variance(
-  feature_map: urk.FeatureMap, theta: Any, omega: Any, rows: Rows
+  feature_map: urk.FeatureMap, kernel: ReadyKernel, rows: Rows
 ) -> jax.Array:
   """Sums over a client's rows what features lose of the kernel's variance []."""
   if feature_map.missing is None:
     return jnp.zeros((), blr.statistics_dtype())
-  lost = feature_map.missing(urk.FeatureParams(omega, theta), rows.x)
+  params = urk.FeatureParams(kernel.omega, kernel.theta)
+  lost = feature_map.missing(params, rows.x, kernel.shared)
   return jnp.sum(jnp.where(rows.mask, lost, 0.0)).astype(blr.statistics_dtype())
 
 
 def statistics_message(
   feature_map: urk.FeatureMap,
-  theta: Any,
-  omega: Any,
+  kernel: ReadyKernel,
   rows: Rows,
   *,
   with_missing: bool = False,
 ) -> StatisticsMessage:
   """Sums a client's rows under a kernel."""
-  features = features_of(feature_map, theta, omega, rows.x)
+  features = ready_features(feature_map, kernel, rows.x)
   stats = blr.sufficient_stats(features, rows.y, rows.mask)
   return StatisticsMessage(
     blr.pack(stats.gram),
@@ -142,7 +148,7 @@ def statistics_message(
     stats.energy,
     stats.count,
     jnp.ones((), jnp.int32),
-    missing_variance(feature_map, theta, omega, rows) if with_missing else (),
+    missing_variance(feature_map, kernel, rows) if with_missing else (),
   )
 
 
@@ -176,13 +182,13 @@ def condition(
     del server_set
     return KernelMessage(source_of(state), state.params.theta)
 
+  def prepare(down: KernelMessage, like: jax.Array) -> ReadyKernel:
+    return ready_kernel(feature_map, down.source, down.theta, like)
+
   def client(
-    down: KernelMessage, own: Own, rows: Rows
+    down: ReadyKernel, own: Own, rows: Rows
   ) -> tuple[StatisticsMessage, Own, Report]:
-    omega = urk.draw_omega(feature_map, down.source, rows.x)
-    message = statistics_message(
-      feature_map, down.theta, omega, rows, with_missing=with_missing
-    )
+    message = statistics_message(feature_map, down, rows, with_missing=with_missing)
     return message, own, {}
 
   def server(
@@ -208,7 +214,7 @@ def condition(
       stats=stats, posterior=posterior, num_clients=total.num_clients
     )
 
-  return Exchange("statistics", broadcast, client, server, everybody)
+  return Exchange("statistics", broadcast, client, server, everybody, prepare)
 
 
 # ------------------------------------------------------------ noise that varies
@@ -219,6 +225,13 @@ class ResidualMessage(NamedTuple):
 
   source: urk.Source  # From which ω is drawn.
   theta: Any
+  fitted: blr.MeanAndNoise
+
+
+class _ReadyResiduals(NamedTuple):
+  """What a client makes of a `ResidualMessage`."""
+
+  kernel: ReadyKernel
   fitted: blr.MeanAndNoise
 
 
@@ -241,14 +254,17 @@ def learn_noise(
     fitted = blr.mean_and_noise(state.posterior)
     return ResidualMessage(source_of(state), state.params.theta, fitted)
 
+  def prepare(down: ResidualMessage, like: jax.Array) -> _ReadyResiduals:
+    kernel = ready_kernel(feature_map, down.source, down.theta, like)
+    return _ReadyResiduals(kernel, down.fitted)
+
   def summing(summary: Any) -> Any:
     """Makes the client's side from a function that sums over its residuals."""
 
     def client(
-      down: ResidualMessage, own: Own, rows: Rows
+      down: _ReadyResiduals, own: Own, rows: Rows
     ) -> tuple[Message, Own, Report]:
-      omega = urk.draw_omega(feature_map, down.source, rows.x)
-      features = features_of(feature_map, down.theta, omega, rows.x)
+      features = ready_features(feature_map, down.kernel, rows.x)
       return summary(features, rows.y, down.fitted, rows.mask), own, {}
 
     return client
@@ -268,8 +284,8 @@ def learn_noise(
 
   shape, scale = summing(blr.noise_moments), summing(blr.noise_ratio)
   return (
-    Exchange("noise shape", first_down, shape, set_shape, everybody),
-    Exchange("noise scale", second_down, scale, set_scale, everybody),
+    Exchange("noise shape", first_down, shape, set_shape, everybody, prepare),
+    Exchange("noise scale", second_down, scale, set_scale, everybody, prepare),
   )
 
 

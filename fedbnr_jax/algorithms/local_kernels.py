@@ -37,7 +37,7 @@ from fedbnr_jax.federated.participation import Participation
 from fedbnr_jax.federated.placement import Placement
 from fedbnr_jax.federated.state import ServerState, State
 from fedbnr_jax.gp import blr, urk
-from fedbnr_jax.gp.kernel_model import ModelParams, features_of
+from fedbnr_jax.gp.kernel_model import ModelParams, features_of, ready_kernel
 
 
 def local_kernels(
@@ -210,11 +210,11 @@ def _statistics_of_all(feature_map: urk.FeatureMap) -> Exchange:
   def client(
     down: last_layer.KernelMessage, own: OwnModel, rows: Rows
   ) -> tuple[StatisticsMessage, OwnModel, Report]:
-    omega = urk.draw_omega(feature_map, down.source, rows.x)
-    under_each = jax.lax.map(
-      lambda theta: last_layer.statistics_message(feature_map, theta, omega, rows),
-      down.theta,
-    )
+    def under(theta: Any) -> StatisticsMessage:
+      kernel = ready_kernel(feature_map, down.source, theta, rows.x)
+      return last_layer.statistics_message(feature_map, kernel, rows)
+
+    under_each = jax.lax.map(under, down.theta)
     return under_each, own, {}
 
   def server(

@@ -20,7 +20,12 @@ from fedbnr_jax.federated.local_steps import descend, keep_above, loss_report
 from fedbnr_jax.federated.optimizers import adam
 from fedbnr_jax.federated.state import ServerState
 from fedbnr_jax.gp import blr, urk
-from fedbnr_jax.gp.kernel_model import ModelParams, features_of
+from fedbnr_jax.gp.kernel_model import (
+  ModelParams,
+  ReadyKernel,
+  ready_features,
+  ready_kernel,
+)
 
 
 class PosteriorMessage(NamedTuple):
@@ -45,26 +50,45 @@ def _posterior_message(state: ServerState) -> PosteriorMessage:
   )
 
 
-def _bound(feature_map: urk.FeatureMap, down: PosteriorMessage, rows: Rows) -> Any:
-  """Makes the function θ -> (bound [] in nats, squared residuals []) of a client."""
-  omega = urk.draw_omega(feature_map, down.source, rows.x)
-  covariance = blr.unpack(down.covariance)
+class _ReadyPosterior(NamedTuple):
+  """What a client makes of a `PosteriorMessage`."""
 
-  def bound(theta: Any) -> tuple[jax.Array, jax.Array]:
-    features = features_of(feature_map, theta, omega, rows.x)
-    value, squares = blr.majoriser(features, rows.y, down.fitted, covariance, rows.mask)
-    if not isinstance(down.trace_weight, tuple):
-      missing = last_layer.missing_variance(feature_map, theta, omega, rows)
-      value += down.trace_weight * missing
-    return value, squares
+  kernel: ReadyKernel
+  fitted: blr.MeanAndNoise
+  covariance: jax.Array  # [M, M] A⁻¹.
+  trace_weight: Any
 
-  return bound
+
+def _ready(
+  feature_map: urk.FeatureMap, down: PosteriorMessage, like: jax.Array
+) -> _ReadyPosterior:
+  return _ReadyPosterior(
+    ready_kernel(feature_map, down.source, down.theta, like),
+    down.fitted,
+    blr.unpack(down.covariance),
+    down.trace_weight,
+  )
+
+
+def _bound(
+  feature_map: urk.FeatureMap, down: _ReadyPosterior, kernel: ReadyKernel, rows: Rows
+) -> tuple[jax.Array, jax.Array]:
+  """Computes the bound [] of a client, in nats, and its squared residuals []."""
+  features = ready_features(feature_map, kernel, rows.x)
+  value, squares = blr.majoriser(
+    features, rows.y, down.fitted, down.covariance, rows.mask
+  )
+  if not isinstance(down.trace_weight, tuple):
+    missing = last_layer.missing_variance(feature_map, kernel, rows)
+    value += down.trace_weight * missing
+  return value, squares
 
 
 class GradientMessage(NamedTuple):
   """Up: a client's part of the gradient; summable."""
 
-  theta: Any  # Gradient of the bound in θ.
+  # Gradient of the bound in θ, but for what goes by way of what all rows share.
+  theta: Any
   squares: jax.Array  # [] its squared residuals.
 
 
@@ -89,10 +113,13 @@ def follow_gradient(
     return _posterior_message(state)
 
   def client(
-    down: PosteriorMessage, own: Own, rows: Rows
+    down: _ReadyPosterior, own: Own, rows: Rows
   ) -> tuple[GradientMessage, Own, Report]:
-    bound = _bound(feature_map, down, rows)
-    (value, squares), gradient = jax.value_and_grad(bound, has_aux=True)(down.theta)
+    def bound(theta: Any) -> tuple[jax.Array, jax.Array]:
+      return _bound(feature_map, down, down.kernel._replace(theta=theta), rows)
+
+    theta = down.kernel.theta
+    (value, squares), gradient = jax.value_and_grad(bound, has_aux=True)(theta)
     loss = value / jnp.sum(rows.mask, dtype=value.dtype)
     report = loss_report(loss, gradient, rows.y.dtype)
     return GradientMessage(gradient, squares), own, report
@@ -109,6 +136,8 @@ def follow_gradient(
       twice = 2.0 * trace_weight(state.posterior) * descent.missing
       by_scales = (by_scales[0] - twice, by_scales[1] + twice)
     by_theta = total.theta
+    if feature_map.shared is not None:
+      by_theta = jax.tree.map(jnp.add, by_theta, _by_shared(feature_map, state))
     if feature_map.penalty is not None:
       slope = jax.grad(feature_map.penalty)(params.theta)
       by_theta = jax.tree.map(lambda a, b: a + b.astype(a.dtype), by_theta, slope)
@@ -134,7 +163,26 @@ def follow_gradient(
     )
     return state.replace(params=keep_above(min_noise_std, trial), optimizer=descent)
 
-  return Exchange("gradient", broadcast, client, server)
+  return Exchange(
+    "gradient", broadcast, client, server, prepare=partial(_ready, feature_map)
+  )
+
+
+def _by_shared(feature_map: urk.FeatureMap, state: ServerState) -> Any:
+  """Computes the gradient in θ by way of what all rows share; no client is asked.
+
+  Σ c φᵀ over all rows, with c the gradient in a row's features, is known from the
+  posterior: where w̄ solves its equations, it is I - (A⁻¹ + w̄w̄ᵀ)/λ².
+  """
+  assert feature_map.shared is not None
+  fitted, descent = state.posterior, state.optimizer
+  second = descent.covariance + jnp.outer(fitted.mean, fitted.mean)
+  products = jnp.eye(len(second), dtype=second.dtype) - second / fitted.prior_std**2
+  if not isinstance(descent.missing, tuple):
+    products -= 2.0 * trace_weight(fitted) * state.stats.gram
+  params = urk.FeatureParams(state.omega, state.params.theta)
+  shared = urk.shared_part(feature_map, params)
+  return feature_map.shared.gradient(params, shared, products)
 
 
 def _direction(
@@ -188,11 +236,19 @@ def follow_majoriser(
     )
 
   def client(down: BoundMessage, own: Own, rows: Rows) -> tuple[Message, Own, Report]:
-    bound = _bound(feature_map, down.posterior, rows)
+    ready = _ready(feature_map, down.posterior, rows.x)
+    omega = ready.kernel.omega
+
+    def bound(theta: Any) -> jax.Array:
+      # What rows share moves with θ.
+      shared = urk.shared_part(feature_map, urk.FeatureParams(omega, theta))
+      kernel = ReadyKernel(theta, omega, shared)
+      return _bound(feature_map, ready, kernel, rows)[0]
+
     count = jnp.sum(rows.mask, dtype=down.posterior.covariance.dtype)
     params = ModelParams(down.posterior.theta, down.log_noise_std, down.log_prior_std)
     local, losses = descend(
-      lambda params: bound(params.theta)[0] / count,
+      lambda params: bound(params.theta) / count,
       adam(learning_rate * down.step),
       num_local_steps,
       params,

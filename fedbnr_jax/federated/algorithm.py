@@ -144,10 +144,16 @@ class FederatedAlgorithm:
   ) -> tuple[State, RoundInfo]:
     """Runs a round on a device or a mesh, with the clients that the key draws."""
     federation = self.view(federation)
-    placement = self.placement.sized(self.num_params(state), federation.clients)
+    placement = self.sized_placement(state, federation)
     collector = OnDevice(federation, placement)
     return self.round_with(
       collector, key, state, federation.server, federation.num_clients
+    )
+
+  def sized_placement(self, state: State, federation: Federation) -> Placement:
+    """Chooses how many clients of a federation are batched, if that is open."""
+    return self.placement.sized(
+      self.num_params(state), federation.clients, num_floats(state.server.stats)
     )
 
   def round_with(

@@ -66,7 +66,10 @@ class OnDevice:
     if size > num_clients:
       members = jnp.ones(num_clients, bool) if members is None else members
       own, rows, members = pad_clients((own, rows, members), size)
-    collected = map_clients(exchange.client, down, own, rows, self.placement, members)
+    prepared = exchange.prepare(down, jnp.zeros_like(rows.x[0, :1]))
+    collected = map_clients(
+      exchange.client, prepared, own, rows, self.placement, members
+    )
     if size == num_clients:
       return collected
     real = jax.tree.map(lambda leaf: leaf[:num_clients], collected[1:])
@@ -75,7 +78,7 @@ class OnDevice:
 
 def map_clients(
   fn: ClientFn,
-  down: Message,
+  down: Any,
   own: Own,
   rows: Rows,
   placement: Placement = Placement(),  # noqa: B008  Immutable.
@@ -85,7 +88,8 @@ def map_clients(
 
   Args:
     fn: The client function of an exchange.
-    down: It is an argument, and not closed over, because every device needs it.
+    down: What the exchange's `prepare` makes of the message. It is an argument, and not
+      closed over, because every device needs it.
     own: [K, ...] what each client keeps.
     rows: [K, N, ...] rows of all clients.
     placement: In what portions and on which devices; K is a multiple of the devices.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from fedbnr_jax.federated.federation import Rows, ServerSet
 from fedbnr_jax.federated.state import ServerState
@@ -27,8 +28,24 @@ class Broadcast(Protocol):
   def __call__(self, state: ServerState, server_set: ServerSet | None) -> Message: ...
 
 
+class Prepare(Protocol):
+  """A client's first step: all that it computes of the message alone.
+
+  A simulation takes it once for all clients, each of whom would come to the same.
+  `like` [1, D] is a row of zeros, which says how many inputs there are, and their type.
+  """
+
+  def __call__(self, down: Message, like: jax.Array) -> Any: ...
+
+
+def as_received(down: Message, like: jax.Array) -> Any:
+  """Leaves a message as it is."""
+  del like
+  return down
+
+
 class ClientFn(Protocol):
-  """A client's work.
+  """A client's work; `down` is what the exchange's `prepare` made of the message.
 
   It returns the up message, what the client keeps from now on, and a report. The own
   state and the report stay with the client; a simulation looks at reports only to say
@@ -57,6 +74,12 @@ class Exchange(NamedTuple):
   server: ServerFn
   # Whether clients that do not train in this round take part in this exchange too.
   everybody: bool = False
+  prepare: Prepare = as_received
+
+  def answer(self, down: Message, own: Own, rows: Rows) -> tuple[Message, Own, Report]:
+    """Does all that a client does when a message has arrived."""
+    prepared = self.prepare(down, jnp.zeros_like(rows.x[:1]))
+    return self.client(prepared, own, rows)
 
 
 class Stage(NamedTuple):

@@ -88,7 +88,8 @@ class Compiled:
     if exchange not in self._first:
 
       def collect(down: Message, own: Own, rows: Rows, valid: jax.Array) -> Collected:
-        return map_clients(exchange.client, down, own, rows, self._placement, valid)
+        prepared = exchange.prepare(down, jnp.zeros_like(rows.x[0, :1]))
+        return map_clients(exchange.client, prepared, own, rows, self._placement, valid)
 
       self._first[exchange] = collect
     return self._first[exchange]
@@ -125,9 +126,7 @@ class StreamedRound:
   ) -> tuple[State, RoundInfo]:
     algorithm = self.algorithm
     federation = algorithm.view(federation)
-    placement = algorithm.placement.sized(
-      algorithm.num_params(state), federation.clients
-    )
+    placement = algorithm.sized_placement(state, federation)
     compiled = self._compiled.setdefault(placement, Compiled(placement, self.transform))
     num_clients = federation.num_clients
     collector = HostChunks(

@@ -17,6 +17,9 @@ AXIS = "clients"  # Name of the mesh axis.
 # should stay in a core's cache; elsewhere they fill the device.
 _CPU_FLOATS = 400_000
 _DEVICE_FLOATS = 400_000_000
+# How many floats the messages of clients that are batched together may have. They are
+# written before they are summed, and with wide last layers they are most of the memory.
+_MESSAGE_FLOATS = 16_000_000
 
 
 class Placement(NamedTuple):
@@ -31,14 +34,21 @@ class Placement(NamedTuple):
     """The number of devices that share the clients."""
     return 1 if self.mesh is None else self.mesh.size
 
-  def sized(self, num_params: int, rows: Rows) -> "Placement":
-    """Chooses the batch size, if it is open, for clients with rows [K, N, D]."""
+  def sized(self, num_params: int, rows: Rows, message_floats: int = 0) -> "Placement":
+    """Chooses the batch size, if it is open.
+
+    Args:
+      num_params: What each client trains.
+      rows: [K, N, D] of all clients.
+      message_floats: The length of the largest message that a client sends.
+    """
     if self.batch_size is not None:
       return self
     _, num_rows, num_inputs = rows.x.shape
-    return self._replace(
-      batch_size=automatic_batch_size(num_params, num_rows, num_inputs)
-    )
+    size = automatic_batch_size(num_params, num_rows, num_inputs)
+    if message_floats:
+      size = min(size, max(1, _MESSAGE_FLOATS // message_floats))
+    return self._replace(batch_size=size)
 
   def replicated(self, tree: Any) -> Any:
     """Lets every device hold the whole of each array; for use inside jit."""

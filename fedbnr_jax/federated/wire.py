@@ -70,7 +70,7 @@ class Site:
       down_like(algorithm, exchange, num_clients, self._rows, inputs)
       for exchange in algorithm.exchanges
     ]
-    self._clients = [transform(exchange.client) for exchange in algorithm.exchanges]
+    self._clients = [transform(exchange.answer) for exchange in algorithm.exchanges]
 
   def answer(self, exchange: int, down: bytes) -> bytes:
     """Does the client's part of an exchange, given by its number, and keeps its own."""
@@ -99,7 +99,7 @@ class OverBytes:
   ) -> Collected:
     rows = empty_rows(self.num_inputs, self.dtype)
     kept = _own_like(self.algorithm, self.num_clients, rows, self.inputs)
-    like, _, _ = jax.eval_shape(exchange.client, down, kept, rows)
+    like, _, _ = jax.eval_shape(exchange.answer, down, kept, rows)
     chosen = None if members is None else np.asarray(members)
     number = self.algorithm.exchanges.index(exchange)
     answers = self.ask(number, encode(down), chosen)

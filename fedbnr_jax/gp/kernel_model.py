@@ -1,6 +1,6 @@
 """A Gaussian process with a feature map as its kernel: θ, σ, λ and the evidence."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,31 @@ def features_of(
 ) -> jax.Array:
   """Computes features [N, M] of rows x [N, D] under the kernel parameters θ."""
   return feature_map.apply(urk.FeatureParams(omega, theta), x)
+
+
+class ReadyKernel(NamedTuple):
+  """A kernel of which all is computed that does not depend on rows."""
+
+  theta: Any
+  omega: Any  # [S, ...] draws of ω.
+  shared: Any  # What all rows share; see `urk.Shared`.
+
+
+def ready_kernel(
+  feature_map: urk.FeatureMap, source: urk.Source, theta: Any, like: jax.Array
+) -> ReadyKernel:
+  """Draws ω and computes what all rows share; `like` [1, D] has a row's type."""
+  omega = urk.draw_omega(feature_map, source, like)
+  params = urk.FeatureParams(omega, theta)
+  return ReadyKernel(theta, omega, urk.shared_part(feature_map, params))
+
+
+def ready_features(
+  feature_map: urk.FeatureMap, kernel: ReadyKernel, x: jax.Array
+) -> jax.Array:
+  """Computes features [N, M] of rows x [N, D] under a kernel that is ready."""
+  params = urk.FeatureParams(kernel.omega, kernel.theta)
+  return urk.apply_shared(feature_map, params, x, kernel.shared)
 
 
 def evidence_loss(

@@ -3,10 +3,13 @@
 from fedbnr_jax.gp.urk.base import (
   FeatureMap,
   FeatureParams,
+  Shared,
   Source,
+  apply_shared,
   draw_omega,
   from_function,
   num_features,
+  shared_part,
 )
 from fedbnr_jax.gp.urk.deep_kernels import deep, replicate
 from fedbnr_jax.gp.urk.fourier import SPECTRA, random_fourier, sample_spectrum
@@ -22,8 +25,10 @@ __all__ = [
   "FeatureMap",
   "FeatureParams",
   "InputSummary",
+  "Shared",
   "Source",
   "add",
+  "apply_shared",
   "ard",
   "build",
   "deep",
@@ -38,4 +43,5 @@ __all__ = [
   "random_fourier",
   "replicate",
   "sample_spectrum",
+  "shared_part",
 ]

@@ -36,6 +36,22 @@ class FeatureParams(struct.PyTreeNode):
   theta: Any  # Trained pytree; empty for a fixed kernel.
 
 
+class Shared(NamedTuple):
+  """What of a feature map all rows share: a matrix R(θ), φ(x) = R(θ) u(θ, x).
+
+  It is computed once for all rows. In a gradient it can be left to whoever has sums:
+  with c_n the gradient of a loss in the features of row n, R needs nothing of the rows
+  but H = Σ c_n φ_nᵀ [M, M].
+  """
+
+  # Parameters -> a pytree of arrays.
+  compute: Callable[[FeatureParams], Any]
+  # (parameters, x [N, D], what `compute` gives) -> features [N, M].
+  apply: Callable[[FeatureParams, jax.Array, Any], jax.Array]
+  # (parameters, what `compute` gives, H [M, M]) -> gradient in θ by way of R.
+  gradient: Callable[[FeatureParams, Any, jax.Array], Any]
+
+
 class FeatureMap(NamedTuple):
   """A kernel as pure functions, as in Flax and Optax."""
 
@@ -49,13 +65,15 @@ class FeatureMap(NamedTuple):
   squared_norm: float | None = None
   # θ -> [] what the squared norm of no row's features exceeds, where there is a bound.
   norm_bound: Callable[[Any], jax.Array] | None = None
-  # (parameters, x [N, D]) -> [N] what k(x, x) has more than the features' squared norm,
-  # where they lose some of the kernel, as inducing features do.
-  missing: Callable[[FeatureParams, jax.Array], jax.Array] | None = None
+  # (parameters, x [N, D], shared) -> [N] what k(x, x) has more than the features'
+  # squared norm, where they lose some of the kernel, as inducing features do.
+  missing: Callable[[FeatureParams, jax.Array, Any], jax.Array] | None = None
   # Whether draws need an `InputSummary`.
   needs_inputs: bool = False
   # θ -> [] nats that the prior of θ adds to the negative log evidence.
   penalty: Callable[[Any], jax.Array] | None = None
+  # What all rows share, where that is worth computing once.
+  shared: Shared | None = None
 
 
 class Source(NamedTuple):
@@ -81,6 +99,20 @@ def draw_omega(feature_map: FeatureMap, source: Source, x: jax.Array) -> Any:
   """
   key = jax.random.wrap_key_data(source.seed)
   return feature_map.draw(key, jnp.zeros_like(x), source.inputs)
+
+
+def shared_part(feature_map: FeatureMap, params: FeatureParams) -> Any:
+  """Computes what of the features all rows share; () where that is nothing."""
+  return feature_map.shared.compute(params) if feature_map.shared else ()
+
+
+def apply_shared(
+  feature_map: FeatureMap, params: FeatureParams, x: jax.Array, shared: Any
+) -> jax.Array:
+  """Computes features [N, M] of rows x [N, D], given what `shared_part` gives."""
+  if feature_map.shared is None:
+    return feature_map.apply(params, x)
+  return feature_map.shared.apply(params, x, shared)
 
 
 def from_function(

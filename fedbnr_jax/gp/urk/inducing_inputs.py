@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from fedbnr_jax.gp.urk.base import FeatureMap, FeatureParams, check_positive
+from fedbnr_jax.gp.urk.base import FeatureMap, FeatureParams, Shared, check_positive
 from fedbnr_jax.gp.urk.fourier import (
   initial_length_scale,
   length_scale_penalty,
@@ -53,11 +53,12 @@ def draw_inputs(
   num_quantiles, num_inputs = inputs.quantiles.shape
   normal = jax.random.normal(key, (num_samples, num_inputs), dtype)
   uniform = jax.scipy.stats.norm.cdf(normal @ inputs.factor.astype(dtype).T)
-  levels = (jnp.arange(num_quantiles, dtype=dtype) + 0.5) / num_quantiles
-  interpolate = jax.vmap(
-    lambda u, values: jnp.interp(u, levels, values), in_axes=(1, 1), out_axes=1
-  )
-  numeric = interpolate(uniform, inputs.quantiles.astype(dtype))
+  # Levels are evenly spaced, so that their places need no search.
+  place = jnp.clip(uniform * num_quantiles - 0.5, 0.0, num_quantiles - 1)
+  below = jnp.minimum(place.astype(jnp.int32), num_quantiles - 2)
+  quantiles = inputs.quantiles.astype(dtype)
+  low, high = (jnp.take_along_axis(quantiles, below + step, axis=0) for step in (0, 1))
+  numeric = low + (place - below.astype(dtype)) * (high - low)
   # The category with the largest log frequency + Gumbel noise is a fair draw.
   tiny = jnp.finfo(dtype).tiny
   gumbel = -jnp.log(jnp.maximum(-jnp.log(jnp.maximum(uniform, tiny)), tiny))
@@ -138,20 +139,48 @@ def inducing(
     theta = initial_length_scale(length_scale, x, isotropic=isotropic)
     return FeatureParams(draw(key, x, inputs), theta)
 
-  def apply(params: FeatureParams, x: jax.Array) -> jax.Array:
-    chex.assert_rank(x, 2)
+  def in_units(theta: Any, x: jax.Array) -> jax.Array:
+    """Divides rows [N, D] by the length-scales, in float64 where there is one."""
     wide = jax.dtypes.canonicalize_dtype(jnp.float64)
-    theta = jax.tree.map(lambda leaf: leaf.astype(wide), params.theta)
-    rows = scaled(theta, x.astype(wide))
-    points = scaled(theta, params.omega.astype(wide))
-    among = kernel_matrix(spectrum, points, points)
-    jitter = _JITTER[str(wide)] * jnp.eye(num_samples, dtype=wide)
-    factor = jnp.linalg.cholesky(among + jitter)
-    across = kernel_matrix(spectrum, points, rows)  # [S, N]
-    return jax.scipy.linalg.solve_triangular(factor, across, lower=True).T
+    theta = jax.tree.map(lambda leaf: leaf.astype(wide), theta)
+    return scaled(theta, x.astype(wide))
 
-  def missing(params: FeatureParams, x: jax.Array) -> jax.Array:
-    return 1.0 - jnp.sum(apply(params, x) ** 2, axis=1)
+  def factor(theta: Any, omega: jax.Array) -> jax.Array:
+    """Computes L [S, S]."""
+    points = in_units(theta, omega)
+    jitter = _JITTER[str(points.dtype)] * jnp.eye(num_samples, dtype=points.dtype)
+    return jnp.linalg.cholesky(kernel_matrix(spectrum, points, points) + jitter)
+
+  def whitening(params: FeatureParams) -> jax.Array:
+    """Computes L⁻¹ [S, S]: a product with it is faster than solving for few inputs.
+
+    The jitter bounds its condition, so that no more than three digits are lost.
+    """
+    lower = factor(params.theta, params.omega)
+    identity = jnp.eye(num_samples, dtype=lower.dtype)
+    return jax.scipy.linalg.solve_triangular(lower, identity, lower=True)
+
+  def apply_whitened(
+    params: FeatureParams, x: jax.Array, inverse: jax.Array
+  ) -> jax.Array:
+    chex.assert_rank(x, 2)
+    rows, points = (in_units(params.theta, one) for one in (x, params.omega))
+    across = kernel_matrix(spectrum, rows, points)  # [N, S]
+    return jnp.matmul(across, inverse.T, precision="highest")
+
+  def by_whitening(
+    params: FeatureParams, inverse: jax.Array, products: jax.Array
+  ) -> Any:
+    # φ = L⁻¹u moves by -L⁻¹ dL φ, so that the gradient in L is -L⁻ᵀ Σ c φᵀ.
+    _, pull = jax.vjp(lambda theta: factor(theta, params.omega), params.theta)
+    slope = jnp.matmul(inverse.T, products.astype(inverse.dtype), precision="highest")
+    return pull(-jnp.tril(slope))[0]
+
+  def apply(params: FeatureParams, x: jax.Array) -> jax.Array:
+    return apply_whitened(params, x, whitening(params))
+
+  def missing(params: FeatureParams, x: jax.Array, inverse: jax.Array) -> jax.Array:
+    return 1.0 - jnp.sum(apply_whitened(params, x, inverse) ** 2, axis=1)
 
   return FeatureMap(
     init,
@@ -161,4 +190,5 @@ def inducing(
     missing=missing,
     needs_inputs=True,
     penalty=length_scale_penalty(length_scale, spread),
+    shared=Shared(whitening, apply_whitened, by_whitening),
   )
