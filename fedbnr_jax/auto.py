@@ -1,12 +1,14 @@
 """Method `auto`: a few candidates are tried, and the best on held-out rows is taken.
 
 A candidate is a short training of `fedbnr-ard` with few inducing inputs. First the two
-readings of numeric inputs are compared, then other kernels under the better of them.
+readings of numeric inputs are compared, then other kernels, if some are named, under
+the better of them.
 What is chosen is a config like any other, with sizes that fit the table: it is trained,
 resumed, loaded and changed as if it had been written by hand. Scores are sums over
 held-out rows, so that nothing leaves a client that a training would not send anyway.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -32,8 +34,13 @@ _FAR = 20.0
 # Below so many held-out rows their error is mostly chance. The evidence of all rows,
 # trained and held out, then chooses.
 _ENOUGH = 100
+# By so much, in units of Trial.score, standardised inputs must be better than scores to
+# be taken: a row that lies alone may be far off with them, and held-out rows of which
+# there are few seldom show it.
+_MARGIN = 0.05
 # Inducing inputs and steps of a candidate.
-_TRIAL = {"num_samples": 200, "num_steps": 50, "posterior_samples": 1000}
+_TRIAL = {"num_samples": 200, "num_steps": 30, "posterior_samples": 0}
+_START_STEPS = 50  # In the first round of what was chosen.
 # Products of rows and squared inducing inputs that a step, and the last layer, may
 # cost, and the most inducing inputs that they have.
 _STEP_COST, _MOST = 5e9, 800
@@ -41,8 +48,9 @@ _LAYER_COST, _WIDEST = 1e11, 2000
 # Up to so many rows there are as many inducing inputs, in trials too, so that what was
 # compiled for the trials serves the training.
 _SMALL = 400
-# One round of few inducing inputs, and those in which more go on from it.
-_MOST_ROUNDS = 3
+# A round of few inducing inputs, and one in which more go on from it: validation rows
+# choose between them, because the evidence of more may fit training rows too well.
+_MOST_ROUNDS = 2
 _SECONDS = 20  # Within which no candidate is compiled and trained.
 
 
@@ -69,7 +77,7 @@ class Trial(NamedTuple):
   """What became of a candidate; scores are None where its training diverged."""
 
   name: str
-  score: float | None  # What the choice is by; the lowest wins.
+  score: float | None  # Log error, or nats a row, that the choice is by.
   val_rmse: float | None
   val_nll: float | None
   train_nll: float | None
@@ -127,6 +135,9 @@ def choose(
 
   if "scores" in readings and _has_far_cells(plain):
     readings = ["scores"]
+  if len(readings) == 1 and not others:  # There is nothing to choose.
+    only = Candidate(readings[0], first).config(config)
+    return Choice(_sized(only, num_rows), tuple(done.values()))
   so_far = [c for c in (Candidate(one, first) for one in readings) if tried(c)]
   reading = _best(so_far, done).inputs
   so_far += [c for c in (Candidate(reading, one) for one in others) if tried(c)]
@@ -252,7 +263,7 @@ def _try(
   rmse, val_nll, train_nll = (
     float(record[name]) for name in ("val_rmse", "val_nll", "train_nll")
   )
-  score = rmse
+  score = math.log(max(rmse, 1e-300))
   num_held_out = len(experiment.validation.y)
   if num_held_out < _ENOUGH:
     # log p(y of all) = log p(y trained on) + log p(y held out | y trained on).
@@ -262,7 +273,7 @@ def _try(
 
 
 def _best(candidates: Sequence[Candidate], done: dict[str, Trial]) -> Candidate:
-  """Finds the candidate of the lowest score.
+  """Finds the candidate of the lowest score, with an advantage for scores.
 
   Raises:
     InputError: If no candidate has one.
@@ -273,7 +284,12 @@ def _best(candidates: Sequence[Candidate], done: dict[str, Trial]) -> Candidate:
       "method 'auto': every candidate diverged: look at the targets, or "
       "choose another method."
     )
-  return min(scored, key=lambda c: done[c.name].score or 0.0)
+
+  def by(candidate: Candidate) -> float:
+    score = done[candidate.name].score or 0.0
+    return score - _MARGIN if candidate.inputs == "scores" else score
+
+  return min(scored, key=by)
 
 
 def _listed(text: str) -> list[str]:
@@ -319,10 +335,10 @@ def _sized(
   sparse = config.sparse
   if num_rows <= _SMALL:
     sparse.start_samples = sparse.posterior_samples = 0
-    sparse.num_samples, sparse.num_steps = max(2, num_rows), _TRIAL["num_steps"]
+    sparse.num_samples, sparse.num_steps = max(2, num_rows), _START_STEPS
     return config
   sparse.start_samples = affordable(0.0, few, few)
-  sparse.start_steps = _TRIAL["num_steps"]
+  sparse.start_steps = _START_STEPS
   sparse.num_samples = affordable(_STEP_COST, few, _MOST)
   sparse.posterior_samples = affordable(_LAYER_COST, sparse.num_samples, _WIDEST)
   return config

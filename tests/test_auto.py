@@ -73,7 +73,19 @@ def test_a_cell_far_from_all_others_leaves_scores_only(monkeypatch):
   config = tiny(method="auto", auto__kernels="matern32+linear")
   frame.loc[3:5, "a"] = 1e6  # Not all of them are held out.
   assert chosen(config, load_table(frame, target="y")).data.inputs == "scores"
-  assert names == ["scores matern32+linear"]
+  assert names == []  # With one kernel, there is nothing to choose.
+  config = tiny(method="auto", auto__kernels="matern32+linear,gaussian+linear")
+  chosen(config, load_table(frame, target="y"))
+  assert names == ["scores matern32+linear", "scores gaussian+linear"]
+
+
+def test_scores_have_an_advantage(monkeypatch):
+  """Standardised inputs must be better by more than chance may make them."""
+  for standard, taken in ((1.0 - 0.04, "scores"), (1.0 - 0.06, "standard")):
+    names = ("standard matern32+linear", "scores matern32+linear")
+    scored(monkeypatch, dict(zip(names, (standard, 1.0), strict=True)))
+    config = tiny(method="auto", auto__kernels="matern32+linear")
+    assert chosen(config).data.inputs == taken
 
 
 def test_no_trial_begins_when_time_is_up(monkeypatch):
@@ -106,9 +118,8 @@ def test_sizes_fit_the_table(num_rows, sizes):
 
 def test_few_held_out_rows_are_judged_with_the_evidence(quick):
   """Of all rows: the evidence of those trained on, and the likelihood of the others."""
-  one = {"auto__kernels": "matern32+linear", "auto__inputs": "scores"}
-  config = tiny(**FIELDS | one)
-  (trial,) = auto.choose(config, table(80), workflow.program_for).trials
+  config = tiny(**FIELDS | {"auto__kernels": "matern32+linear"})
+  trial, _ = auto.choose(config, table(80), workflow.program_for).trials
   expected = (64 * trial.train_nll + 8 * trial.val_nll) / 72
   assert trial.score == pytest.approx(expected)
 

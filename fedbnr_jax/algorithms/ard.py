@@ -2,10 +2,10 @@
 
 Every input has a length-scale. Features are those of inducing inputs, which nobody's
 rows are, drawn from what sums say of the inputs. The scales are learnt by L-BFGS at the
-server, on statistics and gradients that clients sum: in the first round with a few
-hundred inducing inputs, which find the way, in later ones with more, without which
-short length-scales and small noise are not seen. The last layer takes more still. The
-result does not depend on who holds which rows.
+server, on statistics and gradients that clients sum: at first with a few hundred
+inducing inputs, which find the way, then with more, without which short length-scales
+and small noise are not seen. The last layer takes more still. The result does not
+depend on who holds which rows.
 """
 
 import ml_collections

@@ -74,7 +74,7 @@ def of_last_layer(
 
 def group(part: str) -> str:
   """Names the config's group of options for a part of a kernel; there may be none."""
-  return "ard" if part in urk.SPECTRA else part
+  return "ard" if part in (*urk.SPECTRA, urk.BLEND) else part
 
 
 def field_names(config: ml_collections.ConfigDict) -> list[str]:

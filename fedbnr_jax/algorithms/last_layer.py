@@ -299,6 +299,16 @@ def held_out_noise(feature_map: urk.FeatureMap) -> Any:
   return calibrate
 
 
+def rescaled_by_held_out(feature_map: urk.FeatureMap) -> Any:
+  """Makes `calibrate` of a method: error bars of the size of held-out errors."""
+
+  def calibrate(state: ServerState, x: jax.Array, y: jax.Array) -> ServerState:
+    features = features_of(feature_map, state.params.theta, state.omega, x)
+    return state.replace(posterior=blr.rescaled(features, y, state.posterior))
+
+  return calibrate
+
+
 # ---------------------------------------------------------------- what comes of it
 
 

@@ -1,8 +1,9 @@
 """The noise of predictions, for every method with one last layer of all rows.
 
 It is one σ ("constant"); or follows the residuals of the rows in the posterior, and so
-varies with the input ("varying"); or follows those of validation rows ("held-out"), for
-kernels that learn their own rows by heart.
+varies with the input ("varying"); or does, and all error bars are then scaled to the
+errors of validation rows ("rescaled"); or follows the residuals of validation rows
+alone ("held-out"). The last two are for kernels that learn their own rows by heart.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from fedbnr_jax.federated.state import ServerState
 from fedbnr_jax.gp import urk
 from fedbnr_jax.names import require_choice
 
-NOISES = ("constant", "varying", "held-out")
+NOISES = ("constant", "varying", "rescaled", "held-out")
 
 
 class Noise(NamedTuple):
@@ -39,8 +40,11 @@ def learnt(kind: str, feature_map: urk.FeatureMap, *, everybody: bool) -> Noise:
   """
   require_choice("noise", kind, NOISES)
   exchanges: tuple[Exchange, ...] = ()
-  if kind == "varying":
+  if kind in ("varying", "rescaled"):
     exchanges = last_layer.learn_noise(feature_map, everybody=everybody)
-  held_out = last_layer.held_out_noise(feature_map)
-  calibrate = held_out if kind == "held-out" else no_calibration
+  calibrate = no_calibration
+  if kind == "held-out":
+    calibrate = last_layer.held_out_noise(feature_map)
+  elif kind == "rescaled":
+    calibrate = last_layer.rescaled_by_held_out(feature_map)
   return Noise(kind != "constant", exchanges, calibrate)

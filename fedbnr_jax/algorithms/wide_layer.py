@@ -79,23 +79,21 @@ def widened(
   def take_start(state: ServerState) -> ServerState:
     training = state.optimizer
     main = training.main.replace(params=training.start.params)
-    return take_kernel(state.replace(optimizer=training.replace(main=main)))
+    return state.replace(optimizer=training.replace(main=main))
 
   statistics = last_layer.condition(feature_map, everybody=everybody, scales=scales)
   layer = (statistics, *learnt.exchanges)
-  last = Stage(layer, begin=take_kernel)
-  warm_up, num_warm_up = trained.warm_up, trained.num_warm_up
+  warm_up, num_warm_up = _inside("main", trained.warm_up), trained.num_warm_up
   if start:
-    warm_up = (*_inside("start", start.stages), Stage(layer, begin=take_start))
+    warm_up = (*_inside("start", start.stages), Stage((), begin=take_start))
     num_warm_up = 1
-  elif warm_up:
-    warm_up = (*_inside("main", warm_up), last)
   return dataclasses.replace(
     trained,
     init_server=init_server,
-    stages=(*_inside("main", stages), last),
+    stages=_inside("main", stages),
     warm_up=warm_up,
     num_warm_up=num_warm_up,
+    closing=(Stage(layer, begin=take_kernel),),
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
     calibrate=learnt.calibrate,

@@ -14,7 +14,7 @@ from fedbnr_jax.federated.exchange import Exchange, Own, Stage, num_floats
 from fedbnr_jax.federated.federation import Federation, Rows, ServerSet
 from fedbnr_jax.federated.participation import Participation
 from fedbnr_jax.federated.placement import Placement
-from fedbnr_jax.federated.round import choose_stages, run_stages
+from fedbnr_jax.federated.round import Outcome, choose_stages, run_stages
 from fedbnr_jax.federated.state import RoundInfo, ServerState, State
 
 
@@ -117,11 +117,13 @@ class FederatedAlgorithm:
   # The first `num_warm_up` rounds run these stages instead.
   warm_up: tuple[Stage, ...] = ()
   num_warm_up: int = 0
+  # Every round, also of the first ones, ends with these.
+  closing: tuple[Stage, ...] = ()
 
   @property
   def exchanges(self) -> tuple[Exchange, ...]:
     """All exchanges of the method, each once."""
-    stages = (*self.warm_up, *self.stages)
+    stages = (*self.warm_up, *self.stages, *self.closing)
     return tuple(dict.fromkeys(e for stage in stages for e in stage.exchanges))
 
   def init(self, key: chex.PRNGKey, federation: Federation) -> State:
@@ -188,6 +190,10 @@ class FederatedAlgorithm:
       outcome = choose_stages(first, run, both, state, traced=collector.traced)
     else:
       outcome = run(self.stages, state)
+    if self.closing:
+      last = run(self.closing, outcome.state)
+      reports, floats = outcome.reports | last.reports, outcome.floats + last.floats
+      outcome = Outcome(last.state, reports, floats)
     after = outcome.state
     if not self.participation.is_full:
       # Where nobody answered, nothing has changed.

@@ -175,6 +175,7 @@ def _server_parts(
     algorithm,
     stages=tuple(map(stage_of, algorithm.stages)),
     warm_up=tuple(map(stage_of, algorithm.warm_up)),
+    closing=tuple(map(stage_of, algorithm.closing)),
     train_nll=transform(algorithm.train_nll),
   )
 

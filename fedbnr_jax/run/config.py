@@ -51,8 +51,9 @@ def base() -> ml_collections.ConfigDict:
   config.num_seeds = 1  # Trainings with seed, seed + 1, ... batched on the device.
   config.dtype = "float32"  # Type of the network; the linear algebra is float64.
 
-  # "deep", "replicate", "polynomial", "exponential", "linear", a stationary kernel such
-  # as "gaussian" or "matern32", or a sum, such as "matern32+linear".
+  # "deep", "replicate", "polynomial", "exponential", "linear", "additive" (functions of
+  # one input each), a stationary kernel such as "gaussian" or "matern32", "blend" (of
+  # several of these, for ard.basis "inducing"), or a sum, such as "matern32+linear".
   config.kernel = "deep"
   config.num_samples = 50  # S, draws of ω.
   config.posterior_samples = 0  # Draws of the last layer; 0: as many as in training.
@@ -65,8 +66,10 @@ def base() -> ml_collections.ConfigDict:
   config.initial_prior_std = 1.0  # λ
   config.min_noise_std = 1e-3
   # Noise of predictions: "constant"; "varying" with the input, by residuals of training
-  # rows; or "held-out", by those of validation rows, for kernels that learn their own
-  # rows by heart. Of fedbnr, fedbnr-kd and central; others have a field of their own.
+  # rows; "rescaled", which varies too, with all error bars scaled to errors of
+  # validation rows; or "held-out", by residuals of validation rows. The last two are
+  # for kernels that learn their own rows by heart. Of fedbnr, fedbnr-kd and central;
+  # others have a field of their own.
   config.noise = "constant"
 
   config.replicate = ml_collections.ConfigDict()  # For kernel "replicate".
@@ -83,6 +86,12 @@ def base() -> ml_collections.ConfigDict:
   # Deviation of log length-scales under their prior, around the start, where a method
   # follows the exact evidence; 0: no prior.
   config.ard.spread = 0.0
+
+  config.additive = ml_collections.ConfigDict()  # For kernel "additive".
+  config.additive.num_knots = 16  # Of each input, at most.
+  config.additive.spectrum = "matern32"  # Or "matern12", "matern52", "gaussian".
+  config.additive.length_scale = 1.0  # Initial, of every input.
+  config.additive.spread = 0.0  # As config.ard.spread.
 
   config.polynomial = ml_collections.ConfigDict()  # For kernel "polynomial".
   config.polynomial.degree = 2
@@ -137,19 +146,19 @@ def base() -> ml_collections.ConfigDict:
 
   # For fedbnr-ard, whose kernel, draws and steps are these.
   config.sparse = ml_collections.ConfigDict()
-  config.sparse.kernel = "matern32+linear"
+  config.sparse.kernel = "blend+additive+linear"
   config.sparse.basis = "inducing"  # Or "fourier".
   # Inducing inputs, or frequencies, of the first round, and its steps of L-BFGS; 0:
   # the first round is like the others.
   config.sparse.start_samples = 200
   config.sparse.start_steps = 50
   config.sparse.num_samples = 800  # In the rounds after it.
-  config.sparse.num_steps = 10
+  config.sparse.num_steps = 20
   config.sparse.posterior_samples = 2000  # Of the last layer; 0: as `num_samples`.
   config.sparse.spread = 1.7  # As config.ard.spread.
   # Whether the objective charges for the variance that inducing features lose.
   config.sparse.trace = False
-  config.sparse.noise = "varying"  # As config.noise.
+  config.sparse.noise = "rescaled"  # As config.noise.
 
   # For fedridge, whose kernel and draws are these; config.ard has its length-scale.
   config.ridge = ml_collections.ConfigDict()
@@ -161,7 +170,7 @@ def base() -> ml_collections.ConfigDict:
   config.auto = ml_collections.ConfigDict()
   config.auto.inputs = "standard,scores"  # Readings of config.data.inputs to try.
   # Kernels to try: the first with every reading, the others with the better one.
-  config.auto.kernels = "matern32+linear,gaussian+linear,matern12+linear"
+  config.auto.kernels = "blend+additive+linear"
   config.auto.seconds = 0.0  # After which no further trial begins; 0: no limit.
 
   config.exact = ml_collections.ConfigDict()  # For fedbnr-exact: fewer messages.
@@ -238,6 +247,7 @@ _POSITIVE = (
   "fedloc.proximity",
   "fedloc.length_scale",
   "ard.length_scale",
+  "additive.length_scale",
 )
 _CHOICES = {
   "dtype": ("float32", "float64"),
@@ -256,6 +266,7 @@ _CHOICES = {
   "ard.basis": urk.BASES,
   "sparse.basis": urk.BASES,
   "ridge.basis": urk.BASES,
+  "additive.spectrum": tuple(urk.PROFILES),
   "pfedgp.objective": pfedgp.OBJECTIVES,
   "fedloc.rule": tuple(experts.RULES),
 }

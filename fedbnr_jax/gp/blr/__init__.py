@@ -15,6 +15,7 @@ from fedbnr_jax.gp.blr.noise import (
   held_out_noise,
   noise_moments,
   noise_ratio,
+  rescaled,
   scale_noise,
 )
 from fedbnr_jax.gp.blr.posterior import (
@@ -67,6 +68,7 @@ __all__ = [
   "partial_mean",
   "posterior",
   "predict",
+  "rescaled",
   "sample_weights",
   "scale_gradient",
   "scale_noise",

@@ -18,6 +18,7 @@ from fedbnr_jax.gp.blr.posterior import (
   noise_variance,
   num_determined,
   posterior,
+  predict,
 )
 from fedbnr_jax.gp.blr.statistics import SufficientStats, masked, sufficient_stats
 
@@ -149,6 +150,25 @@ def held_out_noise(
   tiny = jnp.finfo(mean_ratio.dtype).tiny
   offset = shaped.noise_offset + jnp.log(jnp.maximum(mean_ratio, tiny))
   return shaped.replace(noise_offset=offset)
+
+
+def rescaled(features: jax.Array, targets: jax.Array, fitted: Posterior) -> Posterior:
+  """Returns the posterior with all error bars scaled to the errors of held-out rows.
+
+  σ and λ have one factor, so that the mean, which depends on their ratio, is still that
+  of the statistics. A squared error is then, on average, the variance predicted for it.
+
+  Args:
+    features: [N, M] features of rows that the posterior was not conditioned on.
+    targets: [N] targets of these rows.
+    fitted: The global posterior.
+  """
+  mean, variance = predict(fitted, features)
+  ratio = jnp.mean(jnp.square(targets.astype(mean.dtype) - mean) / variance)
+  factor = jnp.sqrt(jnp.maximum(ratio, jnp.finfo(ratio.dtype).tiny))
+  return fitted.replace(
+    noise_std=factor * fitted.noise_std, prior_std=factor * fitted.prior_std
+  )
 
 
 def _squares(

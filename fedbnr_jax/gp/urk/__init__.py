@@ -1,5 +1,6 @@
 """Unifying random kernel: feature maps, made of a few constructions that add up."""
 
+from fedbnr_jax.gp.urk.additive_inputs import additive
 from fedbnr_jax.gp.urk.base import (
   FeatureMap,
   FeatureParams,
@@ -13,14 +14,16 @@ from fedbnr_jax.gp.urk.base import (
 )
 from fedbnr_jax.gp.urk.deep_kernels import deep, replicate
 from fedbnr_jax.gp.urk.fourier import SPECTRA, random_fourier, sample_spectrum
-from fedbnr_jax.gp.urk.inducing_inputs import InputSummary, inducing
+from fedbnr_jax.gp.urk.inducing_inputs import BLEND, PROFILES, InputSummary, inducing
 from fedbnr_jax.gp.urk.names import BASES, KERNELS, ard, build, parts
 from fedbnr_jax.gp.urk.products import exponential, linear, polynomial
 from fedbnr_jax.gp.urk.sums import add
 
 __all__ = [
   "BASES",
+  "BLEND",
   "KERNELS",
+  "PROFILES",
   "SPECTRA",
   "FeatureMap",
   "FeatureParams",
@@ -28,6 +31,7 @@ __all__ = [
   "Shared",
   "Source",
   "add",
+  "additive",
   "apply_shared",
   "ard",
   "build",

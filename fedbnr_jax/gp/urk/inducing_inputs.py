@@ -21,7 +21,7 @@ from fedbnr_jax.gp.urk.fourier import (
 from fedbnr_jax.names import require_choice
 
 # Added to the diagonal of k(Z, Z), whose largest possible entry is one.
-_JITTER = {"float32": 1e-4, "float64": 1e-5}
+JITTER = {"float32": 1e-4, "float64": 1e-5}
 # A squared distance below this counts as it, because √ has no derivative at zero.
 _NEAR = 1e-12
 
@@ -98,11 +98,34 @@ PROFILES = {
 }
 
 
-def kernel_matrix(spectrum: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  """Computes k [N, P] between rows a [N, D] and b [P, D] with unit length-scale."""
+# A kernel that learns how rough it is: a weighted mean of these, with trained weights.
+BLEND = "blend"
+_BLENDED = ("matern12", "matern32", "gaussian")
+_BLEND_SPREAD = 2.0  # Deviation of the logarithms of its weights under their prior.
+
+
+def kernel_matrix(
+  spectrum: str, a: jax.Array, b: jax.Array, log_weights: jax.Array | None = None
+) -> jax.Array:
+  """Computes k [N, P] between rows a [N, D] and b [P, D] with unit length-scale.
+
+  Args:
+    spectrum: One of `PROFILES`, or `BLEND`.
+    a: [N, D].
+    b: [P, D].
+    log_weights: [3] of a blend, up to a constant.
+  """
   squares = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None, :]
   distance = jnp.sqrt(jnp.maximum(squares - 2.0 * a @ b.T, _NEAR))
-  return PROFILES[spectrum](distance)
+  if log_weights is None:
+    return PROFILES[spectrum](distance)
+  weights = jax.nn.softmax(log_weights)
+  parts = [weights[p] * PROFILES[name](distance) for p, name in enumerate(_BLENDED)]
+  return sum(parts[1:], start=parts[0])
+
+
+def _blend_penalty(theta: Any) -> jax.Array:
+  return 0.5 * jnp.sum((theta["log_weights"] / _BLEND_SPREAD) ** 2)
 
 
 def inducing(
@@ -120,13 +143,13 @@ def inducing(
 
   Args:
     num_samples: S, the number of inducing inputs, and of features.
-    spectrum: One of `PROFILES`.
+    spectrum: One of `PROFILES`, or `BLEND`.
     length_scale: Initial ℓ, trained in the logarithm; if each input has its own, in
       units of √D.
     isotropic: Whether all inputs share one ℓ [], or each has its own, ℓ [D].
     spread: Deviation of log ℓ under its prior, around the start; 0: no prior.
   """
-  require_choice("spectrum", spectrum, PROFILES)
+  require_choice("spectrum", spectrum, (*PROFILES, BLEND))
   check_positive(num_samples=num_samples, length_scale=length_scale)
 
   def draw(key: chex.PRNGKey, x: jax.Array, inputs: Any = ()) -> jax.Array:
@@ -137,7 +160,16 @@ def inducing(
 
   def init(key: chex.PRNGKey, x: jax.Array, inputs: Any = ()) -> FeatureParams:
     theta = initial_length_scale(length_scale, x, isotropic=isotropic)
+    if spectrum == BLEND:
+      theta["log_weights"] = jnp.zeros(len(_BLENDED), x.dtype)
     return FeatureParams(draw(key, x, inputs), theta)
+
+  def between(theta: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Computes k [N, P] between rows a [N, D] and b [P, D]."""
+    weights = theta.get("log_weights")
+    a, b = in_units(theta, a), in_units(theta, b)
+    weights = None if weights is None else weights.astype(a.dtype)
+    return kernel_matrix(spectrum, a, b, weights)
 
   def in_units(theta: Any, x: jax.Array) -> jax.Array:
     """Divides rows [N, D] by the length-scales, in float64 where there is one."""
@@ -147,9 +179,9 @@ def inducing(
 
   def factor(theta: Any, omega: jax.Array) -> jax.Array:
     """Computes L [S, S]."""
-    points = in_units(theta, omega)
-    jitter = _JITTER[str(points.dtype)] * jnp.eye(num_samples, dtype=points.dtype)
-    return jnp.linalg.cholesky(kernel_matrix(spectrum, points, points) + jitter)
+    among = between(theta, omega, omega)
+    jitter = JITTER[str(among.dtype)] * jnp.eye(num_samples, dtype=among.dtype)
+    return jnp.linalg.cholesky(among + jitter)
 
   def whitening(params: FeatureParams) -> jax.Array:
     """Computes L⁻¹ [S, S]: a product with it is faster than solving for few inputs.
@@ -164,8 +196,7 @@ def inducing(
     params: FeatureParams, x: jax.Array, inverse: jax.Array
   ) -> jax.Array:
     chex.assert_rank(x, 2)
-    rows, points = (in_units(params.theta, one) for one in (x, params.omega))
-    across = kernel_matrix(spectrum, rows, points)  # [N, S]
+    across = between(params.theta, x, params.omega)  # [N, S]
     return jnp.matmul(across, inverse.T, precision="highest")
 
   def by_whitening(
@@ -182,6 +213,13 @@ def inducing(
   def missing(params: FeatureParams, x: jax.Array, inverse: jax.Array) -> jax.Array:
     return 1.0 - jnp.sum(apply_whitened(params, x, inverse) ** 2, axis=1)
 
+  penalties = [length_scale_penalty(length_scale, spread)]
+  penalties += [_blend_penalty] if spectrum == BLEND else []
+  priors = [one for one in penalties if one is not None]
+
+  def penalty(theta: Any) -> jax.Array:
+    return jnp.sum(jnp.stack([prior(theta) for prior in priors]))
+
   return FeatureMap(
     init,
     apply,
@@ -189,6 +227,6 @@ def inducing(
     norm_bound=lambda theta: jnp.ones(()),
     missing=missing,
     needs_inputs=True,
-    penalty=length_scale_penalty(length_scale, spread),
+    penalty=penalty if priors else None,
     shared=Shared(whitening, apply_whitened, by_whitening),
   )

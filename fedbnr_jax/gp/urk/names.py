@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.gp.urk.additive_inputs import additive
 from fedbnr_jax.gp.urk.base import FeatureMap
 from fedbnr_jax.gp.urk.deep_kernels import deep, replicate
 from fedbnr_jax.gp.urk.fourier import SPECTRA, random_fourier
-from fedbnr_jax.gp.urk.inducing_inputs import inducing
+from fedbnr_jax.gp.urk.inducing_inputs import BLEND, inducing
 from fedbnr_jax.gp.urk.products import exponential, linear, polynomial
 from fedbnr_jax.gp.urk.sums import add
 from fedbnr_jax.names import require_choice
@@ -31,7 +32,7 @@ def ard(
 
   Args:
     num_samples: S: frequencies, of two features each, or inducing inputs.
-    spectrum: One of `SPECTRA`.
+    spectrum: One of `SPECTRA`, or, with inducing inputs, `BLEND`.
     length_scale: Initial ℓ of every input, in units of √D.
     basis: "fourier" for random frequencies, "inducing" for inducing inputs.
     isotropic: Whether all inputs share one ℓ after all.
@@ -45,6 +46,8 @@ def ard(
     return inducing(
       num_samples, spectrum, length_scale, isotropic=isotropic, spread=spread
     )
+  if spectrum == BLEND:
+    raise InputError(f"kernel {BLEND!r} has no Fourier features: use basis 'inducing'.")
   return random_fourier(
     num_samples,
     spectrum,
@@ -62,7 +65,8 @@ KERNELS: dict[str, Callable[..., FeatureMap]] = {
   "exponential": exponential,
   "polynomial": polynomial,
   "linear": linear,
-  **{name: functools.partial(ard, spectrum=name) for name in SPECTRA},
+  "additive": additive,
+  **{name: functools.partial(ard, spectrum=name) for name in (*SPECTRA, BLEND)},
 }
 
 
@@ -92,5 +96,6 @@ def build(name: str, options: Callable[[str], Mapping[str, Any]]) -> FeatureMap:
     builder = KERNELS[part]
     wanted = inspect.signature(builder).parameters
     given = options(part).items()
-    built.append(builder(**{k: v for k, v in given if k in wanted and k != "spectrum"}))
+    fixed = getattr(builder, "keywords", {})  # The spectrum that a name stands for.
+    built.append(builder(**{k: v for k, v in given if k in wanted and k not in fixed}))
   return built[0] if len(built) == 1 else add(*built)
