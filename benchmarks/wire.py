@@ -209,7 +209,8 @@ def _compare_round(
   (expected, info), log = jax.jit(lambda *arguments: _recorded(algorithm, *arguments))(
     experiment.key_rounds, state, federation
   )
-  order = [e for stage in algorithm.stages for e in stage.exchanges * stage.times]
+  stages = (*algorithm.stages, *algorithm.closing)
+  order = [e for stage in stages for e in stage.exchanges * stage.times]
   totals, gap, first = [], 0.0, len(rows)
   for exchange, (down, total) in zip(order, log, strict=True):
     message = wire.encode(down)

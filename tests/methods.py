@@ -103,6 +103,7 @@ def config(method: str, **fields: object) -> ml_collections.ConfigDict:
     "fedloc__num_inducing": 3,
     "fedloc__num_iterations": 2,
     "fedloc__rho": 50.0,
+    "sparse__kernel": "matern32+linear",
     "sparse__start_samples": 2,
     "sparse__start_steps": 2,
     "sparse__num_samples": 3,

@@ -50,6 +50,7 @@ def tiny(**fields: object) -> ml_collections.ConfigDict:
   config.num_local_steps = 2
   config.num_clients = 2
   config.data.num_rows = 40
+  config.sparse.kernel = "matern32+linear"
   config.sparse.num_samples, config.sparse.posterior_samples = 4, 6
   config.sparse.start_samples, config.sparse.start_steps = 3, 2
   config.sparse.num_steps = 2

@@ -303,7 +303,7 @@ def test_loss_of_a_client_is_of_its_own_rows(method):
 def _sent(algorithm, state, data):
   """Floats up and down of one client in a round, from the messages themselves."""
   up = down = 0
-  for stage in algorithm.stages:
+  for stage in (*algorithm.stages, *algorithm.closing):
     for exchange in stage.exchanges:
       message = jax.eval_shape(exchange.broadcast, state.server, data.server)
       own = jax.tree.map(lambda leaf: leaf[0], state.own)

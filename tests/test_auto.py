@@ -170,7 +170,7 @@ def test_a_stopped_choice_goes_on_and_a_finished_run_is_known(
   quick, monkeypatch, tmp_path
 ):
   config, rows = tiny(**FIELDS), table(80)
-  scores = {f"{reading} matern32+linear": 1.0 for reading in ("standard", "scores")}
+  scores = {"standard matern32+linear": 0.8, "scores matern32+linear": 1.0}
   scores["standard gaussian+linear"] = 0.5
   names = scored(monkeypatch, scores)
   with monkeypatch.context() as patch:

@@ -9,7 +9,7 @@ from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.federated import federation as federation_lib
 from fedbnr_jax.gp import blr, metrics, urk
 from fedbnr_jax.run import config as config_lib
-from fedbnr_jax.run import experiment, program
+from fedbnr_jax.run import experiment, program, training
 from tests.runs import tiny
 
 PADDED = 3000  # All rows of a test go into so many places: one program a function.
@@ -256,3 +256,32 @@ def test_a_round_learns_the_noise_of_all_clients(method):
   _, plain_info = jax.jit(plain.round)(key, jax.jit(plain.init)(key, data), data)
   # Σ φ g and Σ φ [12], Σ g and Σ g², and then Σ r²/σ²(x).
   assert int(info.floats_up) - int(plain_info.floats_up) == 2 * 12 + 2 + 1
+
+
+def test_error_bars_are_scaled_to_held_out_errors():
+  """The mean stays; a squared error is, on average, the variance predicted for it."""
+  features, targets, _ = _rows()
+  fitted = _fit(features, targets)
+  # As if the posterior had learnt its rows by heart.
+  narrow = fitted.replace(noise_std=0.2 * fitted.noise_std)
+  got = jax.jit(blr.rescaled)(features, targets, narrow)
+  mean, variance = _predict(got, features)
+  np.testing.assert_array_equal(mean, _predict(fitted, features)[0])
+  np.testing.assert_allclose(np.mean((targets - mean) ** 2 / variance), 1.0)
+  ratio = [one.prior_std / one.noise_std for one in (narrow, got)]
+  np.testing.assert_allclose(ratio[0], ratio[1], rtol=1e-12)
+
+
+def test_a_run_scales_its_bars_by_validation_rows_alone():
+  runs = {kind: _trained(kind) for kind in ("varying", "rescaled")}
+  plain, got = (run.state.server.posterior for run in runs.values())
+  np.testing.assert_array_equal(plain.mean, got.mean)
+  assert got.noise_std != plain.noise_std
+  record = runs["rescaled"].best
+  assert record["val_rmse"] == runs["varying"].best["val_rmse"]
+
+
+def _trained(kind):
+  config = tiny(method="fedbnr", noise=kind, num_rounds=1)
+  run = experiment.build(config)
+  return training.train(run, program.make_program(run.algorithm, transform=jax.jit))

@@ -55,6 +55,8 @@ def test_automatic_batch_of_small_clients_is_many_and_of_huge_ones_one():
 def test_a_batch_size_that_is_given_stays():
   rows = methods.small().clients
   assert Placement(3).sized(10**8, rows) == Placement(3)
+  # Long messages are not kept for many clients at once.
+  assert Placement().sized(10, rows, 10**7) == Placement(1)
   chosen = placement.automatic_batch_size(10, *rows.x.shape[1:])
   assert Placement().sized(10, rows) == Placement(chosen)
 

@@ -50,6 +50,7 @@ def test_a_run_of_it_is_saved_loaded_and_changed(tmp_path):
   whole = table(80)
   frame = whole.features.assign(y=whole.targets)
   options = {"sparse__num_samples": 6, "sparse__posterior_samples": 9}
+  options |= {"sparse__start_samples": 4, "sparse__num_steps": 3}
   model = fit(
     frame.head(60), target="y", method="fedbnr-ard", num_rounds=2, num_clients=2,
     seed=0, progress=False, **options,
@@ -59,7 +60,8 @@ def test_a_run_of_it_is_saved_loaded_and_changed(tmp_path):
   before = model.predict(new, warn=False)
   again = load(tmp_path / "run").predict(new, warn=False)
   np.testing.assert_array_equal(before["mean"], again["mean"])
-  assert model.state.server.stats.gram.shape == (9 + 3, 9 + 3)
+  # Inducing inputs, 16 knots for each of two inputs, a constant and the inputs.
+  assert model.state.server.stats.gram.shape == (9 + 32 + 3, 9 + 32 + 3)
   added = posterior.change_rows(tmp_path / "run", add=[("new", new)])
   assert added.num_rows == 48 + 20
   joined = load(tmp_path / "run").predict(new, warn=False)
