@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from configs import grid_search, num_samples, paper_table, readings, uci
+from configs import ard, grid_search, num_samples, paper_table, readings, uci
 from fedbnr_jax import algorithms
 from fedbnr_jax.data import uci as uci_data
 from fedbnr_jax.errors import InputError
@@ -16,7 +16,7 @@ from fedbnr_jax.sweep.grid import expand
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 STEMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
-SWEEPS = ["grid_search", "num_samples", "paper_table", "readings"]
+SWEEPS = ["ard", "grid_search", "num_samples", "paper_table", "readings"]
 TRAINING = [stem for stem in STEMS if stem not in SWEEPS]
 
 
@@ -175,3 +175,12 @@ def test_features_are_counted_on_rows_that_no_table_reports():
   runs = expand(num_samples.get_config())
   assert len(runs) == 50
   assert all(config.seed >= 100 for config in runs.values())
+
+
+@pytest.mark.parametrize("question, number", [("kernels", 20), ("width", 10)])
+def test_parts_of_ard_are_compared_on_rows_that_no_table_reports(question, number):
+  runs = expand(ard.get_config(question))
+  assert len(runs) == number
+  assert all(config.seed >= 100 for config in runs.values())
+  with pytest.raises(InputError, match="did you mean 'width'"):
+    ard.get_config("widths")
