@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,14 +81,21 @@ def write_arrays(
     np.savez(file, **content)
 
 
-def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Any]:
+def read_arrays(
+  path: str | os.PathLike[str], wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[dict[str, Any], Any]:
   """Reads the arrays and the note that `write_arrays` wrote; None if it has no note.
+
+  Args:
+    path: The file.
+    wanted: Says by its name whether an array is read; of others no byte is.
 
   Raises:
     Exception: Whatever a damaged file makes NumPy, zipfile or json raise.
   """
   with _opened(path) as content:
-    arrays = {name: content[name] for name in content.files}
+    names = [name for name in content.files if name == _NOTE or wanted(name)]
+    arrays = {name: content[name] for name in names}
   note = arrays.pop(_NOTE, None)
   return arrays, None if note is None else _decoded(note)
 
