@@ -138,7 +138,7 @@ def explain_os_errors(
   except BrokenPipeError:  # The reader of the output is gone; no file is at fault.
     raise
   except OSError as error:
-    if error.errno in _FULL:
+    if is_full(error):
       raise InputError(
         f"no space is left for {role} {path} ({error.strerror}): free some and start "
         "the same command again. What was written before is kept."
@@ -147,6 +147,11 @@ def explain_os_errors(
       f"cannot use {role} {path} ({error.strerror or error}): choose another one, or "
       "change its permissions."
     ) from error
+
+
+def is_full(error: BaseException | None) -> bool:
+  """Whether the operating system says by an error that there is no space left."""
+  return isinstance(error, OSError) and error.errno in _FULL
 
 
 def cache_folder() -> pathlib.Path:
