@@ -5,7 +5,7 @@ import errno
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -81,14 +81,21 @@ def write_arrays(
     np.savez(file, **content)
 
 
-def read_arrays(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Any]:
+def read_arrays(
+  path: str | os.PathLike[str], wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[dict[str, Any], Any]:
   """Reads the arrays and the note that `write_arrays` wrote; None if it has no note.
+
+  Args:
+    path: The file.
+    wanted: Says by its name whether an array is read; of others no byte is.
 
   Raises:
     Exception: Whatever a damaged file makes NumPy, zipfile or json raise.
   """
   with _opened(path) as content:
-    arrays = {name: content[name] for name in content.files}
+    names = [name for name in content.files if name == _NOTE or wanted(name)]
+    arrays = {name: content[name] for name in names}
   note = arrays.pop(_NOTE, None)
   return arrays, None if note is None else _decoded(note)
 
@@ -131,7 +138,7 @@ def explain_os_errors(
   except BrokenPipeError:  # The reader of the output is gone; no file is at fault.
     raise
   except OSError as error:
-    if error.errno in _FULL:
+    if is_full(error):
       raise InputError(
         f"no space is left for {role} {path} ({error.strerror}): free some and start "
         "the same command again. What was written before is kept."
@@ -140,6 +147,11 @@ def explain_os_errors(
       f"cannot use {role} {path} ({error.strerror or error}): choose another one, or "
       "change its permissions."
     ) from error
+
+
+def is_full(error: BaseException | None) -> bool:
+  """Whether the operating system says by an error that there is no space left."""
+  return isinstance(error, OSError) and error.errno in _FULL
 
 
 def cache_folder() -> pathlib.Path:

@@ -70,10 +70,9 @@ def read(path: pathlib.Path) -> Ledger:
     )
   try:
     arrays, note = files.read_arrays(path)
-    if note is None or note.get("version", 1) > _VERSION or "held_out" not in arrays:
-      raise InputError(
-        f"{path} was made by another version: train again, in another workdir."
-      )
+    if "held_out" not in arrays:
+      raise _of_another_version(path)
+    _require_version(path, note)
     # Files that were written before there was a digest are taken as they are.
     if "digest" in note and note["digest"] != digest(arrays):
       raise ValueError("its digest does not match its arrays")
@@ -81,14 +80,46 @@ def read(path: pathlib.Path) -> Ledger:
   except InputError:
     raise
   except Exception as error:  # Whatever a damaged file makes NumPy raise.
-    raise InputError(f"{path} is damaged ({error}): {_remedy(path)}.") from error
+    raise _damaged(path, error) from error
   _require_finite(ledger, str(path), _remedy(path))
   return ledger
+
+
+def kernel(path: pathlib.Path) -> str:
+  """The digest of the kernel that the ledger in a file is of; reads none of its sums.
+
+  Raises:
+    InputError: If its note is damaged, or of a version that is not known.
+  """
+  try:
+    note = files.read_note(path)
+    _require_version(path, note)
+    return str(note["kernel"])
+  except InputError:
+    raise
+  except Exception as error:  # Whatever a damaged file makes NumPy raise.
+    raise _damaged(path, error) from error
 
 
 def changes(path: pathlib.Path) -> tuple[dict[str, Any], ...]:
   """What has changed since training, by the ledger in a file; () if there is none."""
   return read(path).changes if path.exists() else ()
+
+
+def _require_version(path: pathlib.Path, note: Any) -> None:
+  """Raises InputError if a ledger's note is not of a version that is known."""
+  if note is None or note.get("version", 1) > _VERSION:
+    raise _of_another_version(path)
+
+
+def _of_another_version(path: pathlib.Path) -> InputError:
+  return InputError(
+    f"{path} was made by another version: train again, in another workdir."
+  )
+
+
+def _damaged(path: pathlib.Path, error: Exception) -> InputError:
+  return InputError(f"{path} is damaged ({error}): {_remedy(path)}.")
 
 
 def _remedy(path: pathlib.Path) -> str:

@@ -185,8 +185,14 @@ def with_posterior(state: State, ledger: Ledger) -> State:
 
 def require_kernel(ledger: Ledger, state: State, path: pathlib.Path) -> None:
   """Raises InputError unless the ledger is of the model with this state."""
-  if ledger.kernel != kernel_digest(state):
+  require_same_kernel(ledger.kernel, kernel_digest(state), path)
+
+
+def require_same_kernel(of_ledger: str, of_model: str, path: pathlib.Path) -> None:
+  """Raises InputError unless digests say that a ledger is of the model's kernel."""
+  if of_ledger != of_model:
     raise InputError(
-      f"{path} is of another kernel than the model beside it: remove it and train "
-      "again."
+      f"{path} is of another kernel than the model beside it: restore the run's own, "
+      "or remove it and summary.json and start the training again, which writes both "
+      "anew."
     )

@@ -313,7 +313,8 @@ def load(workdir: str | os.PathLike[str]) -> Model:
   with precision.float64():
     like = prediction.state_shapes(config, preprocessor, len(names) or 1, num_rows)
     check = functools.partial(seal.require, folder)
-    saved = Checkpoints(folder.checkpoints).restore(like, check=check)
+    checkpoints = Checkpoints(folder.checkpoints)
+    saved = checkpoints.restore(like, check=check)
     if saved is None:
       raise InputError(f"{workdir} holds no sound checkpoint: train again.")
     history, summary = read_outcome(folder, config, saved.round)
@@ -322,8 +323,10 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     if folder.posterior.exists():
       ledger = ledger_file.read(folder.posterior)
       changes = ledger.changes
+      if changes or summary:  # Before a run is finished, it may write another.
+        kernel = checkpoints.kernel_digest(saved.round)
+        membership.require_same_kernel(ledger.kernel, kernel, folder.posterior)
       if changes:
-        membership.require_kernel(ledger, state, folder.posterior)
         state = jax.device_get(membership.with_posterior(state, ledger))
   return Model(
     config=config,

@@ -16,13 +16,14 @@ from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
 from fedbnr_jax.intervals import Calibration
+from fedbnr_jax.ledger import Ledger
 from fedbnr_jax.lock import alone_in
 from fedbnr_jax.model import rows_have_changed
 from fedbnr_jax.prediction import method_key
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import journal, processes, seal, training
-from fedbnr_jax.run.checkpoints import Checkpoints, Saved
+from fedbnr_jax.run.checkpoints import Checkpoints, Saved, kernel_digest
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program, make_batched_program, make_program
 from fedbnr_jax.run.records import Record, RunFolder, as_json
@@ -216,9 +217,8 @@ def write_results(
 
   report.write_figures(experiment, program, result, folder.figures)
   ledger = membership.of_training(experiment, result.state)
-  # Where a summary is made anew, rows may have joined or left; they are not forgotten.
-  if ledger is not None and not ledger_file.changes(folder.posterior):
-    ledger_file.write(folder.posterior, ledger)
+  if ledger is not None:
+    _write_ledger(folder.posterior, ledger)
   if calibrated is not None:
     number = len(result.history)
     calibration.write(folder, calibrated, seal.of_folder(folder, number), number)
@@ -227,6 +227,15 @@ def write_results(
   alone = report.train_clients_alone(experiment, jax.jit)
   report.write_comparison(experiment, program, result, alone, folder.figures)
   return report.comparison_text(experiment, result, alone[1])
+
+
+def _write_ledger(path: pathlib.Path, ledger: Ledger) -> None:
+  """Writes the ledger of a training, unless there is one of it with changes since."""
+  # Where a summary is made anew, rows may have joined or left; they are not forgotten.
+  if path.exists() and (before := ledger_file.read(path)).changes:
+    membership.require_same_kernel(before.kernel, ledger.kernel, path)
+  else:
+    ledger_file.write(path, ledger)
 
 
 def save(
@@ -284,7 +293,7 @@ def is_finished(
     for own, of_own in zip(
       _model_folders(folder, config), experiment_lib.seed_configs(config), strict=True
     ):
-      journal.require_own_files(own, of_own)
+      _require_own_files(own, of_own)
   if "test_rmse" not in summary:
     raise InputError(
       f"{folder.finished} has no 'test_rmse': restore it, or remove it and start the "
@@ -299,6 +308,14 @@ def is_finished(
     for own in (folder, *seed_folders(folder, config)):
       own.check_data(dataset)
   return True
+
+
+def _require_own_files(folder: RunFolder, config: ml_collections.ConfigDict) -> None:
+  """Raises InputError unless a finished run's files, the ledger too, are its own."""
+  checkpoint = journal.require_own_files(folder, config)
+  if checkpoint is not None and folder.posterior.exists():
+    kernel = ledger_file.kernel(folder.posterior)  # Large sums are not read for that.
+    membership.require_same_kernel(kernel, kernel_digest(checkpoint), folder.posterior)
 
 
 def seed_folders(

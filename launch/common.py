@@ -19,6 +19,7 @@ from ml_collections import config_flags
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import TEXT
+from fedbnr_jax.run import local_processes
 from fedbnr_jax.run.training import NonFiniteError
 from launch import compiled, interruption
 
@@ -76,6 +77,9 @@ def run(main: Callable[[], None]) -> NoReturn:
     except NonFiniteError as error:
       fail(str(error), _NOT_FINITE)
     except KeyboardInterrupt:
+      # Ctrl-C reaches whoever started this process too, who says it for all of them.
+      if local_processes.shared_word():
+        _end(interruption.STATUS)
       fail(interruption.MESSAGE, interruption.STATUS)
     except Exception as error:
       if isinstance(error, OSError):

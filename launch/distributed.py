@@ -14,6 +14,7 @@ from absl import flags
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.run import cores, joining, local_processes
+from launch import interruption
 
 _COORDINATOR = flags.DEFINE_string(
   "coordinator", None, "HOST:PORT of process 0, where the processes meet."
@@ -45,7 +46,11 @@ def num_local(default: str = "1") -> int:
 
 
 def run_locally(module: str, count: int) -> int:
-  """Starts this command `count` times, a core each, and waits; returns the status."""
+  """Starts this command `count` times, a core each, and waits; returns the status.
+
+  Raises:
+    KeyboardInterrupt: If this process was interrupted, or the first of the others.
+  """
   # Ended by a signal, as by `timeout` or a batch system, it ends its children too.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
   command = [
@@ -54,7 +59,10 @@ def run_locally(module: str, count: int) -> int:
     f"--coordinator=127.0.0.1:{local_processes.free_port()}",
     *(f"--num_processes={count}", "--local_processes=1"),
   ]
-  return local_processes.run([[*command, f"--process_id={n}"] for n in range(count)])
+  status = local_processes.run([[*command, f"--process_id={n}"] for n in range(count)])
+  if status == interruption.STATUS:  # Of which the first leaves it to us to tell.
+    raise KeyboardInterrupt
+  return status
 
 
 def _without(flag: str, arguments: Sequence[str]) -> list[str]:

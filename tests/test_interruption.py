@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from launch import interruption
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # How the programs start and end, without JAX; `work` stands for what they do.
 PROGRAM = """
@@ -89,6 +91,39 @@ def test_an_interruption_ends_what_is_done(work):
   assert status == 130
   assert said.startswith("error: stopped.")
   assert said.count("\n") == 1, said
+
+
+# A program of two local processes, of which the first is interrupted, and the second
+# ends; `then` is what a shell does in the background meanwhile.
+LOCAL = """
+import os, signal, sys, time
+from launch import common, distributed, interruption
+from fedbnr_jax.run import local_processes
+
+def main():
+  if not local_processes.shared_word():
+    sys.exit(distributed.run_locally("program", 2))
+  if distributed._PROCESS_ID.value:
+    {second}
+    return
+  os.system(f"({then}) &")
+  os.kill(os.getpid(), signal.SIGINT)
+  time.sleep(60)
+
+interruption.ends_at_once()
+common.run(main)
+"""
+ALONE = {"then": "true", "second": "sys.exit(1)"}
+# The program that has started them is interrupted too, when the first has ended.
+ALL = {"then": "sleep 1; kill -INT {os.getppid()}", "second": "time.sleep(60)"}
+
+
+@pytest.mark.parametrize("who", [ALONE, ALL], ids=["alone", "all"])
+def test_an_interruption_of_local_processes_is_said_once(tmp_path, who):
+  (tmp_path / "program.py").write_text(LOCAL.format(**who))
+  path = os.pathsep.join([str(tmp_path), str(ROOT)])
+  said = ended("-m", "program", PYTHONPATH=path)
+  assert said == (130, f"error: {interruption.MESSAGE}\n")
 
 
 def test_an_interruption_of_imports_is_quiet(tmp_path):

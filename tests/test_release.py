@@ -1,8 +1,11 @@
 """Private release: integers, their sensitivity, noise, budget, what is handed over."""
 
+import errno
 import itertools
 import json
 import math
+import os
+import re
 import shutil
 
 import jax
@@ -15,6 +18,7 @@ from absl.testing import flagsaver
 
 from fedbnr_jax import ledger_file, model, privacy, workflow
 from fedbnr_jax.data import Preprocessor
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import read_arrays
 from fedbnr_jax.gp import blr, urk
 from fedbnr_jax.lock import alone_in
@@ -385,6 +389,45 @@ def test_the_budget_is_on_the_disk_before_there_is_noise(run, monkeypatch):
   assert not (run / "released").exists()
   # Whatever became of it, it is spent.
   assert_refused(lambda: publish(run, 1.0), "has spent ε = 1 in 1")
+
+
+def _full(*arguments, **options):
+  raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_on_a_full_disk_what_is_spent_is_said_to_be(run, monkeypatch):
+  publish(run, 0.5)
+  with monkeypatch.context() as patch:
+    patch.setattr(release_folder.seal, "write_arrays", _full)
+    with pytest.raises(InputError) as caught:
+      publish(run, 1.0, budget=1.3)
+  said = str(caught.value)
+  assert "\n" not in said
+  for part in ("no space is left", str(run), "ε = 1 of this release is spent", "free"):
+    assert part in said, said
+  assert "same command" not in said
+  # The budget that it names is the one that a refusal names, and is enough.
+  named = re.search(r"--budget=\d+\.\d+", said)[0]
+  assert_refused(lambda: publish(run, 1.0, budget=1.3), named)
+  done = publish(run, 1.0, budget=float(named.partition("=")[2]))
+  assert done.num_releases == 3
+
+
+def test_where_the_budget_cannot_be_written_nothing_is_spent(run, monkeypatch):
+  with monkeypatch.context() as patch:
+    patch.setattr(budget, "write_json", _full)
+    assert_refused(lambda: publish(run, 1.0), "no space is left", "the same command")
+  assert publish(run, 1.0).num_releases == 1
+
+
+def test_other_failures_after_the_budget_say_that_it_is_spent(run, monkeypatch):
+  def refused(*arguments):
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+  monkeypatch.setattr(release_folder.seal, "write_arrays", refused)
+  assert_refused(
+    lambda: publish(run, 1.0), "Permission denied", "is spent", "--budget=1.46"
+  )
 
 
 def test_one_release_at_a_time(run):

@@ -4,6 +4,7 @@ import json
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
@@ -157,6 +158,73 @@ def test_checkpoints_of_a_finished_run_are_sound_or_all_gone(copy):
   assert not folder.checkpoints.exists()
 
 
+def joined(folder: RunFolder) -> None:
+  """Makes the folder's ledger one that a row has joined."""
+  ledger = ledger_file.read(folder.posterior)
+  change = {"action": "add", "table": "some.csv", "rows": 1}
+  ledger_file.write(folder.posterior, ledger._replace(changes=(change,)))
+
+
+@pytest.mark.parametrize("name, use", LOOKS)
+@pytest.mark.parametrize("has_changed", [False, True])
+def test_a_ledger_of_another_run_is_named(trained, copy, name, use, has_changed):
+  folder = copy(name)
+  shutil.copyfile(trained / "b" / "posterior.npz", folder.posterior)
+  if has_changed:
+    joined(folder)
+  if name == "stopped" and not has_changed:
+    use(folder)  # A training that is not finished writes its own in its place.
+    model.load(folder.path)
+    return
+  before = folder.posterior.read_bytes()
+  assert_refused(
+    lambda: use(folder), f"{folder.posterior} is of another kernel", "or remove"
+  )
+  assert folder.posterior.read_bytes() == before
+  folder.posterior.unlink()  # As the line says.
+  folder.finished.unlink(missing_ok=True)
+  go_on(folder)
+  own = ledger_file.read(trained / "a" / "posterior.npz")
+  assert ledger_file.read(folder.posterior).kernel == own.kernel
+
+
+@pytest.mark.parametrize("use", [read, go_on])
+def test_a_ledger_of_other_rows_under_the_same_kernel_goes_with_it(copy, use):
+  folder = copy()
+  joined(folder)
+  use(folder)
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
+def test_a_ledger_of_a_float64_kernel_is_its_own_in_float32_too(tmp_path, monkeypatch):
+  folder, config = RunFolder(tmp_path / "run"), tiny(**CONFIG, dtype="float64")
+  with jax.enable_x64(True):
+    workflow.train(config, folder.path)
+  monkeypatch.setenv("JAX_ENABLE_X64", "0")  # As on a device that has no such types.
+  with jax.enable_x64(False):
+    assert workflow.train(config, folder.path).was_finished
+    read(folder)
+
+
+@pytest.mark.parametrize("use", [read, go_on])
+def test_a_damaged_ledger_is_named(copy, use):
+  folder = copy()
+  folder.posterior.write_bytes(folder.posterior.read_bytes()[:-100])
+  assert_refused(lambda: use(folder), f"{folder.posterior} is damaged", "restore it")
+
+
+def test_a_method_without_a_ledger_is_told_of_one(trained, tmp_path):
+  config = tiny(method="fedavg", num_rounds=2)
+  folder = RunFolder(tmp_path / "run")
+  workflow.train(config, folder.path)
+  assert not folder.posterior.exists()
+  assert workflow.train(config, folder.path).was_finished
+  read(folder)
+  shutil.copyfile(trained / "a" / "posterior.npz", folder.posterior)
+  for use in (lambda: workflow.train(config, folder.path), lambda: read(folder)):
+    assert_refused(use, f"{folder.posterior} is of another kernel")
+
+
 def test_folders_of_seeds_are_looked_at_too(trained, tmp_path):
   config, whole = tiny(**CONFIG, num_seeds=2), RunFolder(tmp_path / "run")
   whole.claim(config)
@@ -192,8 +260,9 @@ def test_a_checkpoint_that_is_written_anew_still_belongs(copy):
   folder = copy()
   for path in folder.checkpoints.iterdir():
     content = checkpoints.read(path)
-    arrays = {name: np.zeros_like(array) for name, array in content.arrays.items()}
-    checkpoints.write(path, content._replace(arrays=arrays))
+    grams = {name for name in content.arrays if name.endswith("stats.gram")}
+    zeros = {name: np.zeros_like(content.arrays[name]) for name in grams}
+    checkpoints.write(path, content._replace(arrays=content.arrays | zeros))
   assert not model.load(folder.path).state.server.stats.gram.any()
   newest = checkpoints.read(folder.checkpoints / "4.npz")
   assert newest.seal == seal.of_folder(folder, 4)

@@ -1,7 +1,9 @@
 """Releases a run's statistics; what that spends is noted before anything is seen."""
 
+import contextlib
 import math
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +12,7 @@ import numpy as np
 
 from fedbnr_jax import ledger_file, precision, privacy
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.files import explain_os_errors
+from fedbnr_jax.files import explain_os_errors, is_full
 from fedbnr_jax.gp import blr
 from fedbnr_jax.lock import alone_in
 from fedbnr_jax.names import require_choice
@@ -62,7 +64,7 @@ def publish(
 
   Raises:
     InputError: If the run cannot be released, the promise is none, or the budget does
-      not allow it.
+      not allow it; and if writing fails, which says whether the release is spent.
   """
   require_choice("noise", noise, privacy.NOISES)
   folder = RunFolder(workdir)
@@ -84,13 +86,14 @@ def publish(
     sums = grid.sums(grid_lib.row_features(run.feature_map, theta, omega), x, y)
     note = _note(run, grid, scales, releases, total)
     budget_lib.write(folder.path, releases)
-    folder.write_summary(run.summary | {"privacy": _for_summary(note)})
-    num_noises = run.experiment.num_clients if noise == "client" else 1
-    noisy = noise_lib.with_noise(sums, scales, num_noises)
-    noise_std = math.sqrt(num_noises) * scales.diagonal * grid.unit
-    stats = statistics(noisy, grid)
-    fitted = jax.jit(privacy.private_posterior)(stats, noise_std)
-    folder_lib.write(folder, run.model, stats, fitted, note)
+    with _is_spent(folder, releases):
+      folder.write_summary(run.summary | {"privacy": _for_summary(note)})
+      num_noises = run.experiment.num_clients if noise == "client" else 1
+      noisy = noise_lib.with_noise(sums, scales, num_noises)
+      noise_std = math.sqrt(num_noises) * scales.diagonal * grid.unit
+      stats = statistics(noisy, grid)
+      fitted = jax.jit(privacy.private_posterior)(stats, noise_std)
+      folder_lib.write(folder, run.model, stats, fitted, note)
   return Published(epsilon, delta, total, len(releases))
 
 
@@ -224,6 +227,29 @@ def _require_budget(
       f"one would bring it to ε = {total:.4g} (δ = {new.delta:g}), more than "
       f"{allowed:.4g}: to allow that, say --budget={_rounded_up(total)}."
     )
+
+
+@contextlib.contextmanager
+def _is_spent(folder: RunFolder, releases: list[budget_lib.Spent]) -> Iterator[None]:
+  """Has what fails in the block say that ε is spent, and what another release takes.
+
+  The same command would be refused, for the budget that it gives is used up.
+  """
+  try:
+    yield
+  except (OSError, InputError) as error:
+    cause = error.__cause__ if isinstance(error, InputError) else error
+    reason = cause.strerror if isinstance(cause, OSError) else str(error)
+    what, remedy = f"{folder.released} cannot be written ({reason})", "mend that"
+    if is_full(cause):
+      what, remedy = f"no space is left for {folder.released} ({reason})", "free some"
+    new = releases[-1]
+    total = budget_lib.total_epsilon([one.rho for one in (*releases, new)], new.delta)
+    raise InputError(
+      f"{what}, and the ε = {new.epsilon:g} of this release is spent all the same: "
+      f"{remedy}, and to release again with the same ε, say "
+      f"--budget={_rounded_up(total)}."
+    ) from error
 
 
 def _rounded_up(value: float) -> str:

@@ -17,6 +17,8 @@ from fedbnr_jax.run.seal import Seal, digest
 # is damaged there is still one to fall back to.
 _NUM_KEPT = 3
 _SUFFIX = ".npz"
+# The draws and the parameters of the kernel at the best round, by their paths.
+_KERNEL = ("best.server.omega", "best.server.params.theta")
 
 
 class Saved(NamedTuple):
@@ -57,14 +59,30 @@ def read(path: str | os.PathLike[str]) -> Content:
   return Content(note["round"], arrays, _seal(note))
 
 
-def read_note(path: str | os.PathLike[str]) -> Content:
-  """Reads a checkpoint's file but for its arrays, which may be large.
+def read_kernel(path: str | os.PathLike[str]) -> Content:
+  """Reads of a checkpoint's arrays its best kernel alone, for others may be large.
 
   Raises:
     Exception: Whatever a damaged file makes NumPy, zipfile or json raise.
   """
-  note = files.read_note(path)
-  return Content(note["round"], {}, _seal(note))
+  arrays, note = files.read_arrays(
+    path, lambda name: any(_is_below(root, name) for root in _KERNEL)
+  )
+  return Content(note["round"], arrays, _seal(note))
+
+
+def kernel_digest(content: Content) -> str:
+  """The digest of ω and θ at the best round, as of those in its state."""
+  below = [
+    [array for name, array in content.arrays.items() if _is_below(root, name)]
+    for root in _KERNEL
+  ]
+  return digest(below)
+
+
+def _is_below(root: str, name: str) -> bool:
+  """Whether an array is in the subtree at a path, by its own path."""
+  return f"{name}.".startswith(f"{root}.")
 
 
 def _seal(note: dict[str, Any]) -> Seal | None:
@@ -131,12 +149,20 @@ class Checkpoints:
     path = self._path(found.round)
     return Saved(found.round, *_shaped(found.arrays, like, path))
 
-  def newest_note(self) -> Content | None:
-    """Returns the newest checkpoint whose note can be read, without its arrays.
+  def newest_kernel(self) -> Content | None:
+    """Returns the newest checkpoint whose note and kernel can be read, and no more.
 
-    So it takes a millisecond, however large the model; damage to arrays does not show.
+    So it takes milliseconds, however many rows and features there are; damage to other
+    arrays does not show.
     """
-    return self._newest(read_note)
+    return self._newest(read_kernel)
+
+  def kernel_digest(self, number: int) -> str:
+    """The digest of the best kernel in the checkpoint of a round that is sound.
+
+    It is of the types in the file, whatever types JAX has where it is read.
+    """
+    return kernel_digest(read_kernel(self._path(number)))
 
   def is_empty(self) -> bool:
     """Whether there is none, sound or not."""

@@ -14,7 +14,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.state import RoundInfo, State
 from fedbnr_jax.run import processes
 from fedbnr_jax.run import seal as seal_lib
-from fedbnr_jax.run.checkpoints import Checkpoints, Saved
+from fedbnr_jax.run.checkpoints import Checkpoints, Content, Saved
 from fedbnr_jax.run.coverage import exact_range
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Scores
@@ -170,7 +170,9 @@ def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
   }
 
 
-def require_own_files(folder: RunFolder, config: ml_collections.ConfigDict) -> None:
+def require_own_files(
+  folder: RunFolder, config: ml_collections.ConfigDict
+) -> Content | None:
   """Raises InputError unless the files of a finished run belong together.
 
   The newest checkpoint vouches for them by its note, as when the model is loaded. A
@@ -179,14 +181,17 @@ def require_own_files(folder: RunFolder, config: ml_collections.ConfigDict) -> N
   Args:
     folder: The run's.
     config: Of the run, and of no other seed.
+
+  Returns:
+    The checkpoint that vouches for them, of its arrays the kernel; None without one.
   """
   if not folder.checkpoints.is_dir():
-    return
+    return None
   checkpoints = Checkpoints(folder.checkpoints)
   if checkpoints.is_empty():
-    return
+    return None
   folder.check(config)
-  found = checkpoints.newest_note()
+  found = checkpoints.newest_kernel()
   if found is None:
     raise InputError(
       f"no checkpoint in {folder.checkpoints} is sound: restore one; or to start from "
@@ -194,6 +199,7 @@ def require_own_files(folder: RunFolder, config: ml_collections.ConfigDict) -> N
     )
   seal_lib.require(folder, found.round, found.seal)
   read_outcome(folder, config, found.round)
+  return found
 
 
 def in_unit(scores: dict[str, Any], scale: float) -> dict[str, float]:
