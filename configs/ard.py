@@ -9,6 +9,8 @@ Matérn 3/2 alone, on normal scores; `width` has last layers of 100 to 4,000 ind
 inputs. Two rounds each, seeds that no table reports; a quarter of an hour on two cores.
 """
 
+from typing import Any
+
 import ml_collections
 
 from configs import uci
@@ -20,7 +22,7 @@ QUESTIONS = ("kernels", "width")
 
 def get_config(question: str = "kernels") -> ml_collections.ConfigDict:
   require_choice("the question after 'configs/ard.py:'", question, QUESTIONS)
-  fields = {
+  fields: dict[str, tuple[Any, ...]] = {
     "method": ("fedbnr-ard",),
     "num_clients": (10,),
     "num_rounds": (2,),
