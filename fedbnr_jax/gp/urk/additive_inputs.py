@@ -48,7 +48,7 @@ def additive(
   *,
   spread: float = 0.0,
 ) -> FeatureMap:
-  """Features of a sum of kernels of one input each: m a_d/√D L_d⁻¹k(z_d, x_d).
+  """Features a_d/√D · L_d⁻¹k(z_d, x_d) of a sum of kernels of one input each.
 
   ω is the knots, which a seed does not change; θ has log ℓ [D] and log a [D].
 
