@@ -329,3 +329,27 @@ def test_names_of_predicted_columns_are_refused_at_training(name, role):
     "rename",
   )
   load_table(frame, target="y", features=["a"])  # One that has no role may stay.
+
+
+@pytest.mark.parametrize("form", ["{} kg", "{},5km/h", "<{}", ">= {}.5", "{}A"])
+def test_many_numbers_with_one_unit_are_refused(form):
+  """A few are labels; more than twenty different ones are measurements."""
+
+  def frame(count):
+    cells = [form.format(number % count) for number in range(60)]
+    return pd.DataFrame({"a": cells, "y": np.arange(60.0)})
+
+  assert load_table(frame(20), target="y").features["a"].nunique() == 20
+  cell = repr(form.format(0))
+  assert_refused(
+    lambda: load_table(frame(21), target="y"),
+    *("row 1", "column 'a'", f"{cell} looks like a number", "`categorical`"),
+  )
+  labels = load_table(frame(21), target="y", categorical=["a"])
+  assert labels.features["a"].nunique() == 21
+
+
+def test_different_units_are_labels():
+  cells = [f"{number} {unit}" for number in range(15) for unit in ("a", "b", "c", "d")]
+  frame = pd.DataFrame({"a": cells, "y": np.arange(60.0)})
+  assert load_table(frame, target="y").features["a"].nunique() == 60

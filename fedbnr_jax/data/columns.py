@@ -6,6 +6,8 @@ fails, to find the one to report.
 
 import datetime
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal, NoReturn
 
 import numpy as np
@@ -13,7 +15,7 @@ import pandas as pd
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute  # type: ignore[import-untyped]
 
-from fedbnr_jax.data.lookalikes import looks_like
+from fedbnr_jax.data.lookalikes import Lookalike, looks_like, unit_of
 from fedbnr_jax.data.reader import place
 from fedbnr_jax.errors import InputError
 
@@ -29,6 +31,8 @@ _NUMBER = re.compile(
 )
 _LONGEST_SHOWN = 40
 # What to do with text that is not a label, though it is not a plain number either.
+# More different cells than this with one unit, such as `12 kg`, are no labels.
+_MANY_LABELS = 20
 _REMEDIES = {
   "number": "write numbers with digits and a decimal point only",
   "date": "derive numbers from it (for example days since the start), or leave the "
@@ -188,7 +192,7 @@ def _refuse_lookalikes(
   """
   counts = {item["values"]: item["counts"] for item in texts.value_counts().to_pylist()}
   counts.pop("", None)
-  taken_for = {word: looks_like(word) for word in counts}
+  taken_for = {word: looks_like(word) for word in counts} | _measurements(counts)
   alike = [word for word, guess in taken_for.items() if guess]
   if 2 * sum(counts[word] for word in alike) <= sum(counts.values()):
     return
@@ -200,6 +204,14 @@ def _refuse_lookalikes(
     f"text: {_REMEDIES[guess]}; or name the column in `categorical`, if its cells are "
     "labels"
   )
+
+
+def _measurements(words: Iterable[str]) -> dict[str, Lookalike | None]:
+  """Finds words that are numbers with one unit, if there are many different ones."""
+  units = {word: unit_of(word) for word in words}
+  counts = Counter(unit for unit in units.values() if unit)
+  many = {unit for unit, count in counts.items() if count > _MANY_LABELS}
+  return {word: "number" for word, unit in units.items() if unit in many}
 
 
 def _first_of(texts: pa.LargeStringArray, words: list[str]) -> tuple[int, str]:

@@ -25,6 +25,12 @@ _NUMBERS = (
   r"[+-]?0x[0-9a-f]+",
 )
 
+# A number with a unit behind it, such as `12 kg`, or a bound before it, such as `<5`.
+_MEASURED = (
+  rf"{_AMOUNT}[{_SPACES}]?(?P<unit>[^\W\d_]{{1,6}}(?:/[^\W\d_]{{1,3}})?)",
+  rf"(?P<unit>[<>≤≥~≈]=?)[{_SPACES}]?{_AMOUNT}",
+)
+
 _YEAR = r"(?:1[5-9]|2[01])\d\d"
 _MONTH = r"(?:0?[1-9]|1[0-2])"
 _DAY = r"(?:0?[1-9]|[12]\d|3[01])"
@@ -61,10 +67,24 @@ def looks_like(text: str) -> Lookalike | None:
   return None
 
 
+def unit_of(text: str) -> str | None:
+  """Returns the unit or the bound of a trimmed cell that has a number beside it.
+
+  A cell alone may well be a label (`12A`, `<18`); many different ones with the same
+  unit are measurements.
+  """
+  for pattern in _WITH_UNIT:
+    found = pattern.fullmatch(text)
+    if found:
+      return found["unit"]
+  return None
+
+
 def _compiled(patterns: tuple[str, ...]) -> list[re.Pattern[str]]:
   return [re.compile(pattern, re.ASCII | re.IGNORECASE) for pattern in patterns]
 
 
+_WITH_UNIT = [re.compile(pattern, re.IGNORECASE) for pattern in _MEASURED]
 _PATTERNS: dict[Lookalike, list[re.Pattern[str]]] = {
   "number": _compiled(_NUMBERS),
   "date": _compiled(_DATES),
