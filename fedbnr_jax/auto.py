@@ -77,7 +77,8 @@ class Trial(NamedTuple):
   """What became of a candidate; scores are None where its training diverged."""
 
   name: str
-  score: float | None  # Log error, or nats a row, that the choice is by.
+  # Log error of held-out rows, or, where they are few, nats a row; the lowest wins.
+  score: float | None
   val_rmse: float | None
   val_nll: float | None
   train_nll: float | None
