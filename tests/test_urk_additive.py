@@ -79,18 +79,47 @@ def test_one_knot_is_refused():
 # ------------------------------------------------------------------------------ blend
 
 
-def test_a_blend_is_the_weighted_mean_of_its_kernels():
-  weights = np.array([0.2, 0.5, 0.3])
-  blend = urk.inducing(60, "blend", isotropic=True)
-  params = blend.init(KEY, jnp.asarray(X), summary())
-  theta = {"log_length_scale": jnp.log(2.0), "log_weights": jnp.log(weights)}
-  # Rows that are inducing inputs lose nothing of the kernel.
+def at_inducing_inputs(map_, **theta):
+  """Φ [6, S] of rows that are inducing inputs, which lose nothing; these rows; θ."""
+  params = map_.init(KEY, jnp.asarray(X), summary())
   rows = np.asarray(params.omega)[:6]
-  phi = np.asarray(blend.apply(params.replace(theta=theta), rows))
-  apart = (rows[:, None] - rows[None, :]) / 2.0
+  assert set(theta) == set(params.theta)
+  theta = {name: jnp.asarray(value) for name, value in theta.items()}
+  return np.asarray(map_.apply(params.replace(theta=theta), rows)), rows
+
+
+def test_a_blend_is_the_weighted_mean_of_its_kernels():
+  weights, scale = np.array([0.1, 0.2, 0.3, 0.4]), np.array([1.0, 2.0, 3.0])
+  phi, rows = at_inducing_inputs(
+    urk.inducing(60, "blend"),
+    log_length_scale=np.log([2.0, 1.0, 2.0]),
+    log_laplacian_scale=np.log(scale),
+    log_weights=np.log(weights),
+  )
+  apart = rows[:, None] - rows[None, :]
   names = ("matern12", "matern32", "gaussian")
-  parts = [oracles.STATIONARY[name](apart) for name in names]
+  parts = [oracles.STATIONARY[name](apart / [2.0, 1.0, 2.0]) for name in names]
+  parts += [oracles.STATIONARY["laplacian"](apart / scale)]
   np.testing.assert_allclose(phi @ phi.T, np.tensordot(weights, parts, 1), atol=1e-4)
+
+
+def test_the_laplacian_is_a_product_of_kernels_of_one_input_each():
+  scale = np.array([1.0, 2.0, 3.0])
+  laplacian = urk.inducing(60, "laplacian")
+  phi, rows = at_inducing_inputs(laplacian, log_length_scale=np.log(scale))
+  each = np.exp(-np.abs(rows[:, None] - rows[None, :]) / scale)
+  np.testing.assert_allclose(phi @ phi.T, np.prod(each, axis=-1), atol=1e-4)
+
+
+@pytest.mark.parametrize("spectrum", ["laplacian", "blend"])
+def test_the_prior_is_centred_where_length_scales_start(spectrum):
+  map_ = urk.inducing(4, spectrum, spread=2.0)
+  theta = map_.init(KEY, jnp.asarray(X), summary()).theta
+  np.testing.assert_allclose(map_.penalty(theta), 0.0, atol=1e-12)
+  num_scales = 3 * (1 + (spectrum == "blend"))
+  moved = jax.tree.map(lambda leaf: leaf + 2.0, theta)
+  by_weights = 2.0 if spectrum == "blend" else 0.0  # Four of them, of deviation two.
+  np.testing.assert_allclose(map_.penalty(moved), 0.5 * num_scales + by_weights)
 
 
 def test_a_blend_has_no_fourier_features():
@@ -102,6 +131,7 @@ def test_a_blend_has_no_fourier_features():
 
 MAPS = {
   "inducing": urk.inducing(4),
+  "laplacian": urk.inducing(4, "laplacian"),
   "blend": urk.inducing(4, "blend"),
   "additive": urk.additive(3),
   "sum": urk.add(urk.linear(), urk.inducing(4), urk.random_fourier(3), urk.additive(3)),

@@ -138,7 +138,7 @@ def additive(
   def norm_bound(theta: Any) -> jax.Array:
     return jnp.sum(weights(theta, theta["log_amplitude"].dtype))
 
-  prior = length_scale_penalty(length_scale, spread, by_dimension=False)
+  prior = length_scale_penalty(length_scale, spread, power=0.0)
   return FeatureMap(
     init,
     apply,

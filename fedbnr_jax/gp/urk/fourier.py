@@ -156,7 +156,7 @@ def initial_length_scale(value: float, x: jax.Array, *, isotropic: bool) -> Any:
 
 
 def length_scale_penalty(
-  value: float, spread: float, *, by_dimension: bool = True
+  value: float, spread: float, *, power: float = 0.5
 ) -> Callable[[Any], jax.Array] | None:
   """Makes the penalty of a normal prior of log ℓ around its start.
 
@@ -166,7 +166,7 @@ def length_scale_penalty(
   Args:
     value: Initial ℓ, as `initial_length_scale` takes it.
     spread: Deviation of log ℓ; 0: no prior.
-    by_dimension: Whether the start of D length-scales is in units of √D.
+    power: p, where the start of D length-scales is in units of Dᵖ.
   """
   if spread < 0:
     raise InputError(f"spread must be positive, or 0 for no prior, got {spread}.")
@@ -175,7 +175,7 @@ def length_scale_penalty(
 
   def penalty(theta: Any) -> jax.Array:
     scales = theta["log_length_scale"]
-    start = value * scales.size**0.5 if scales.ndim and by_dimension else value
+    start = value * scales.size**power if scales.ndim else value
     return 0.5 * jnp.sum(((scales - math.log(start)) / spread) ** 2)
 
   return penalty

@@ -5,6 +5,7 @@ inputs Z. These are ω here: drawn from a seed and from what sums over all clien
 of the inputs, so that any site can draw them again, and none sees another's row.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -96,36 +97,95 @@ PROFILES = {
   "matern32": _matern32,
   "matern52": _matern52,
 }
-
+# The Laplacian exp(−‖δ‖₁), a product of kernels of one input each: rows are alike if no
+# input has a threshold between them, as two rows in one leaf of a tree.
+LAPLACIAN = "laplacian"
 
 # A kernel that learns how rough it is: a weighted mean of these, with trained weights.
 BLEND = "blend"
-_BLENDED = ("matern12", "matern32", "gaussian")
+_BLENDED = ("matern12", "matern32", "gaussian")  # And the Laplacian, after them.
 _BLEND_SPREAD = 2.0  # Deviation of the logarithms of its weights under their prior.
+INDUCED = (*PROFILES, LAPLACIAN, BLEND)  # All that have inducing features.
 
 
-def kernel_matrix(
-  spectrum: str, a: jax.Array, b: jax.Array, log_weights: jax.Array | None = None
-) -> jax.Array:
+def _euclidean(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Computes distances [N, P] between rows a [N, D] and b [P, D]."""
+  squares = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None, :]
+  return jnp.sqrt(jnp.maximum(squares - 2.0 * a @ b.T, _NEAR))
+
+
+def _taxicab(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Computes sums [N, P] of absolute differences of rows a [N, D] and b [P, D]."""
+
+  # Input by input, so that no array is larger than the sum; also in the gradient,
+  # which computes differences anew.
+  @jax.checkpoint
+  def add_input(total: jax.Array, columns: Any) -> tuple[jax.Array, None]:
+    return total + jnp.abs(columns[0][:, None] - columns[1][None, :]), None
+
+  zero = jnp.zeros((a.shape[0], b.shape[0]), a.dtype)
+  return jax.lax.scan(add_input, zero, (a.T, b.T))[0]
+
+
+def kernel_matrix(spectrum: str, a: jax.Array, b: jax.Array) -> jax.Array:
   """Computes k [N, P] between rows a [N, D] and b [P, D] with unit length-scale.
 
   Args:
-    spectrum: One of `PROFILES`, or `BLEND`.
+    spectrum: One of `PROFILES`, or `LAPLACIAN`.
     a: [N, D].
     b: [P, D].
-    log_weights: [3] of a blend, up to a constant.
   """
-  squares = jnp.sum(a * a, axis=1)[:, None] + jnp.sum(b * b, axis=1)[None, :]
-  distance = jnp.sqrt(jnp.maximum(squares - 2.0 * a @ b.T, _NEAR))
-  if log_weights is None:
-    return PROFILES[spectrum](distance)
-  weights = jax.nn.softmax(log_weights)
-  parts = [weights[p] * PROFILES[name](distance) for p, name in enumerate(_BLENDED)]
-  return sum(parts[1:], start=parts[0])
+  if spectrum == LAPLACIAN:
+    return jnp.exp(-_taxicab(a, b))
+  return PROFILES[spectrum](_euclidean(a, b))
 
 
-def _blend_penalty(theta: Any) -> jax.Array:
-  return 0.5 * jnp.sum((theta["log_weights"] / _BLEND_SPREAD) ** 2)
+def _blend_matrix(theta: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+  """Computes the blend [N, P] of kernels between rows a [N, D] and b [P, D]."""
+  weights = jax.nn.softmax(theta["log_weights"])
+  distance = _euclidean(scaled(theta, a), scaled(theta, b))
+  own = {"log_length_scale": theta["log_laplacian_scale"]}
+  total = weights[-1] * kernel_matrix(LAPLACIAN, scaled(own, a), scaled(own, b))
+  for number, name in enumerate(_BLENDED):
+    total += weights[number] * PROFILES[name](distance)
+  return total
+
+
+def _initial_theta(
+  spectrum: str, length_scale: float, x: jax.Array, *, isotropic: bool
+) -> Any:
+  """Makes θ: log ℓ, and of a blend also the Laplacian's, and log weights [4]."""
+  # Sums of absolute differences grow as D, where Euclidean distances grow as √D.
+  far = length_scale if isotropic else length_scale * x.shape[1] ** 0.5
+  by_sum = initial_length_scale(far, x, isotropic=isotropic)
+  if spectrum == LAPLACIAN:
+    return by_sum
+  theta = initial_length_scale(length_scale, x, isotropic=isotropic)
+  if spectrum == BLEND:
+    theta["log_laplacian_scale"] = by_sum["log_length_scale"]
+    theta["log_weights"] = jnp.zeros(len(_BLENDED) + 1, x.dtype)
+  return theta
+
+
+def _prior(
+  spectrum: str, length_scale: float, spread: float
+) -> Callable[[Any], jax.Array] | None:
+  """Makes the penalty of θ: of length-scales around their start, and of weights."""
+  by_length = length_scale_penalty(length_scale, spread)
+  by_sum = length_scale_penalty(length_scale, spread, power=1.0)
+  if spectrum == LAPLACIAN:
+    return by_sum
+  if spectrum != BLEND:
+    return by_length
+
+  def penalty(theta: Any) -> jax.Array:
+    total = 0.5 * jnp.sum((theta["log_weights"] / _BLEND_SPREAD) ** 2)
+    if by_length is None or by_sum is None:
+      return total
+    own = {"log_length_scale": theta["log_laplacian_scale"]}
+    return total + by_length(theta) + by_sum(own)
+
+  return penalty
 
 
 def inducing(
@@ -143,13 +203,13 @@ def inducing(
 
   Args:
     num_samples: S, the number of inducing inputs, and of features.
-    spectrum: One of `PROFILES`, or `BLEND`.
+    spectrum: One of `INDUCED`.
     length_scale: Initial ℓ, trained in the logarithm; if each input has its own, in
-      units of √D.
+      units of √D, or, of the Laplacian, of D.
     isotropic: Whether all inputs share one ℓ [], or each has its own, ℓ [D].
     spread: Deviation of log ℓ under its prior, around the start; 0: no prior.
   """
-  require_choice("spectrum", spectrum, (*PROFILES, BLEND))
+  require_choice("spectrum", spectrum, INDUCED)
   check_positive(num_samples=num_samples, length_scale=length_scale)
 
   def draw(key: chex.PRNGKey, x: jax.Array, inputs: Any = ()) -> jax.Array:
@@ -159,23 +219,16 @@ def inducing(
     return draw_inputs(key_omega, num_samples, inputs, x.dtype)
 
   def init(key: chex.PRNGKey, x: jax.Array, inputs: Any = ()) -> FeatureParams:
-    theta = initial_length_scale(length_scale, x, isotropic=isotropic)
-    if spectrum == BLEND:
-      theta["log_weights"] = jnp.zeros(len(_BLENDED), x.dtype)
+    theta = _initial_theta(spectrum, length_scale, x, isotropic=isotropic)
     return FeatureParams(draw(key, x, inputs), theta)
 
   def between(theta: Any, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Computes k [N, P] between rows a [N, D] and b [P, D]."""
-    weights = theta.get("log_weights")
-    a, b = in_units(theta, a), in_units(theta, b)
-    weights = None if weights is None else weights.astype(a.dtype)
-    return kernel_matrix(spectrum, a, b, weights)
-
-  def in_units(theta: Any, x: jax.Array) -> jax.Array:
-    """Divides rows [N, D] by the length-scales, in float64 where there is one."""
+    """Computes k [N, P] between rows a [N, D] and b [P, D], in float64 if possible."""
     wide = jax.dtypes.canonicalize_dtype(jnp.float64)
-    theta = jax.tree.map(lambda leaf: leaf.astype(wide), theta)
-    return scaled(theta, x.astype(wide))
+    theta, a, b = jax.tree.map(lambda leaf: leaf.astype(wide), (theta, a, b))
+    if spectrum == BLEND:
+      return _blend_matrix(theta, a, b)
+    return kernel_matrix(spectrum, scaled(theta, a), scaled(theta, b))
 
   def factor(theta: Any, omega: jax.Array) -> jax.Array:
     """Computes L [S, S]."""
@@ -213,13 +266,6 @@ def inducing(
   def missing(params: FeatureParams, x: jax.Array, inverse: jax.Array) -> jax.Array:
     return 1.0 - jnp.sum(apply_whitened(params, x, inverse) ** 2, axis=1)
 
-  penalties = [length_scale_penalty(length_scale, spread)]
-  penalties += [_blend_penalty] if spectrum == BLEND else []
-  priors = [one for one in penalties if one is not None]
-
-  def penalty(theta: Any) -> jax.Array:
-    return jnp.sum(jnp.stack([prior(theta) for prior in priors]))
-
   return FeatureMap(
     init,
     apply,
@@ -227,6 +273,6 @@ def inducing(
     norm_bound=lambda theta: jnp.ones(()),
     missing=missing,
     needs_inputs=True,
-    penalty=penalty if priors else None,
+    penalty=_prior(spectrum, length_scale, spread),
     shared=Shared(whitening, apply_whitened, by_whitening),
   )
