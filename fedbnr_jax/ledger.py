@@ -36,7 +36,8 @@ class Ledger(NamedTuple):
 
   training: Part
   kernel: str  # Digest of the kernel under which they were taken.
-  # Where the noise varies, the c of its variance σ² exp(φᵀu + c), for a σ by evidence.
+  # Where the noise varies, the c of its variance σ² exp(φᵀu + c), for a σ by evidence
+  # times `scale`.
   noise_offset: float | None
   held_out: np.ndarray  # [m], tags of the rows held out from the training.
   departed: np.ndarray  # [d], those of them whose table has left.
@@ -46,6 +47,7 @@ class Ledger(NamedTuple):
   changes: tuple[dict[str, Any], ...] = ()
   # Whether nothing in the run's folder is of rows that left, as far as that can be.
   erased: bool = False
+  scale: float = 1.0  # By which held-out rows have scaled all error bars.
 
   @property
   def stats(self) -> SufficientStats:

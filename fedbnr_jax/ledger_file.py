@@ -53,6 +53,7 @@ def write(path: pathlib.Path, ledger: Ledger) -> None:
     "owners": ledger.owners,
     "changes": ledger.changes,
     "erased": ledger.erased,
+    "scale": ledger.scale,
   }
   files.write_arrays(path, arrays, note)
 
@@ -154,6 +155,7 @@ def _ledger(arrays: dict[str, Any], note: dict[str, Any]) -> Ledger:
     owners=note["owners"],
     changes=tuple(note["changes"]),
     erased=note["erased"],
+    scale=note.get("scale", 1.0),  # Files of an older version have none.
   )
 
 

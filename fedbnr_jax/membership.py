@@ -29,6 +29,7 @@ from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.tags import OwnedRows, dataset_tags
 
 _CHUNK = 8192  # Rows at a time: bounds the memory, whatever the table.
+_SAME = 1e-3  # Relative difference of two numbers that rounding alone may have made.
 
 Transform = Callable[[Any], Any]
 
@@ -120,14 +121,23 @@ def opened(
   stats: SufficientStats, state: State, tags: np.ndarray, held_out: np.ndarray
 ) -> Ledger:
   """The ledger of a model that was trained on rows with these statistics and tags."""
-  trained, offset = state.server.posterior, None
+  trained, offset, scale = state.server.posterior, None, 1.0
   if trained.noise_offset is not None:
-    # The trained σ need not be the evidence's.
-    noise_std, _ = blr.fit_evidence(jax.tree.map(jnp.asarray, stats))
-    ratio = float(trained.noise_std) / float(noise_std)
-    offset = float(trained.noise_offset) + 2.0 * math.log(ratio)
+    # The trained σ and λ are those of the evidence, scaled by held-out rows perhaps; or
+    # they were found in another way, and leave no trace in error bars of the function.
+    by_evidence = blr.fit_evidence(jax.tree.map(jnp.asarray, stats))
+    ratio, other = (
+      float(mine) / float(own)
+      for mine, own in zip(
+        (trained.noise_std, trained.prior_std), by_evidence, strict=True
+      )
+    )
+    if math.isclose(ratio, other, rel_tol=_SAME):
+      scale = ratio
+    offset = float(trained.noise_offset) + 2.0 * math.log(ratio / scale)
   training = make_part("", stats, tags)
-  return Ledger(training, kernel_digest(state), offset, held_out, held_out[:0])
+  ledger = Ledger(training, kernel_digest(state), offset, held_out, held_out[:0])
+  return ledger._replace(scale=scale)
 
 
 def of_training(experiment: Experiment, state: State) -> Ledger | None:
@@ -168,12 +178,17 @@ def _owners(experiment: Experiment) -> dict[str, int] | None:
 def with_posterior(state: State, ledger: Ledger) -> State:
   """The model's state with the posterior of the ledger, σ and λ by exact evidence.
 
-  Where the noise varies, its shape stays as it was learnt.
+  Where the noise varies, its shape stays as it was learnt, and so does the factor by
+  which held-out rows have scaled all error bars.
   """
   dtype = blr.statistics_dtype()
   stats = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), ledger.stats)
   noise_std, prior_std = blr.fit_evidence(stats)
   fitted = blr.posterior(stats, noise_std, prior_std)
+  # The mean depends on their ratio alone.
+  fitted = fitted.replace(
+    noise_std=ledger.scale * noise_std, prior_std=ledger.scale * prior_std
+  )
   if ledger.noise_offset is not None:
     fitted = fitted.replace(
       noise_weights=state.server.posterior.noise_weights,

@@ -5,10 +5,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedbnr_jax import ledger_file, membership, model
+from fedbnr_jax import ledger_file, membership, model, workflow
 from fedbnr_jax.algorithms import kernels
+from fedbnr_jax.data import load_table
 from fedbnr_jax.ledger import make_part
 from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import training
 from launch import posterior as launch_posterior
 from launch import predict as launch_predict
 from launch import train as launch_train
@@ -79,6 +81,20 @@ def _assert_posterior(state, wanted):
   ):
     gap = np.linalg.norm(np.asarray(a) - np.asarray(b))
     assert gap <= 1e-8 * np.linalg.norm(np.asarray(b))
+
+
+def test_a_ledger_keeps_how_held_out_rows_have_scaled_error_bars():
+  """Those of the function too: σ and λ have the factor, as they had in training."""
+  rows = load_table(_frame(80, 0), target="y", client="site")
+  config = tiny(method="fedbnr-ard", sparse__noise="rescaled", data__client="site")
+  run = experiment_lib.build(config, rows)
+  state = training.train(run, workflow.program_for(run)).state
+  ledger = membership.of_training(run, state)
+  assert abs(ledger.scale - 1.0) > 0.01
+  again = membership.with_posterior(state, ledger).server.posterior
+  for name in ("noise_std", "prior_std", "noise_offset"):
+    wanted = getattr(state.server.posterior, name)
+    np.testing.assert_allclose(getattr(again, name), wanted, rtol=1e-4, atol=1e-6)
 
 
 def test_rows_join_and_leave_exactly(run, capsys):
