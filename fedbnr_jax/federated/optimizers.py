@@ -56,7 +56,8 @@ def lbfgs(memory_size: int = 10) -> optax.GradientTransformation:
   A step that only lowers the value may meet negative curvature, after which Optax's
   direction can point uphill. Here a gradient difference that is nearly orthogonal to
   its step, or opposed to it, is tilted towards the step before it is remembered, so
-  that every direction goes downhill.
+  that every direction goes downhill. All parameters are one vector here: memory of ten
+  steps for each of many small arrays would take XLA seconds to compile.
   """
   inner = optax.scale_by_lbfgs(memory_size=memory_size)
 
@@ -73,4 +74,4 @@ def lbfgs(memory_size: int = 10) -> optax.GradientTransformation:
     direction, state = inner.update(gradient, state._replace(updates=before), params)
     return jax.tree.map(jnp.negative, direction), state
 
-  return optax.GradientTransformation(inner.init, update)
+  return optax.flatten(optax.GradientTransformation(inner.init, update))
