@@ -103,13 +103,16 @@ def result(job: Job) -> dict[str, Any]:
   config = config_of(job.table, method, job.num_clients, job.seed)
   dataset = experiment.load_dataset(config)
   started = time.perf_counter(), time.process_time()
-  chosen = ""
+  chosen, begun = "", None
   if method == config_lib.AUTO:
-    config = auto.choose(config, dataset, workflow.program_for).config
+    config, _, begun = auto.choose(config, dataset, workflow.program_for)
     chosen = f"{config.data.inputs} {config.sparse.kernel}"
   run = experiment.build(config, dataset)
   shape = {"rows": run.dataset.num_rows, "inputs": run.preprocessor.num_inputs}
-  scores = pooled_scores(run, job.method) if pooled else federated_scores(run, chosen)
+  if pooled:
+    scores = pooled_scores(run, job.method)
+  else:
+    scores = federated_scores(run, chosen, begun)
   spent = {
     "seconds": time.perf_counter() - started[0],
     "cpu_seconds": time.process_time() - started[1],
@@ -132,9 +135,12 @@ def pooled_scores(run: experiment.Experiment, method: str) -> dict[str, Any]:
   return named | {"settings": json.dumps(said.settings)}
 
 
-def federated_scores(run: experiment.Experiment, chosen: str) -> dict[str, Any]:
+def federated_scores(
+  run: experiment.Experiment, chosen: str, begun: training.Result | None
+) -> dict[str, Any]:
   """Trains one of our own methods; its scores are those of its summary."""
-  history = training.train(run, workflow.program_for(run)).history
+  program = workflow.program_for(run)
+  history = training.train(run, program, begun=begun).history
   scores = summary.scores(history, run.stopping_score)
   settings = {name: scores[name] for name in ("rounds", "best_round")}
   if chosen:

@@ -30,7 +30,7 @@ def get_config(question: str = "kernels") -> ml_collections.ConfigDict:
     "seed": (100,),
   }
   if question == "width":
-    fields |= {"sparse.posterior_samples": (100, 500, 1000, 2000, 4000)}
+    fields |= {"sparse.posterior_samples": (100, 200, 500, 1000, 2000, 4000)}
     return grid.config("configs/uci.py", ("bike", "ccpp"), fields)
   stationary, beside = ("matern32", "blend"), ("linear", "additive+linear")
   fields |= {"sparse.kernel": tuple(f"{a}+{b}" for a in stationary for b in beside)}

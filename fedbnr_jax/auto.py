@@ -1,11 +1,12 @@
 """Method `auto`: a few candidates are tried, and the best on held-out rows is taken.
 
-A candidate is a short training of `fedbnr-ard` with few inducing inputs. First the two
-readings of numeric inputs are compared, then other kernels, if some are named, under
-the better of them.
-What is chosen is a config like any other, with sizes that fit the table: it is trained,
-resumed, loaded and changed as if it had been written by hand. Scores are sums over
-held-out rows, so that nothing leaves a client that a training would not send anyway.
+A candidate is `fedbnr-ard` with sizes that fit the table, and its trial is its first
+round. First the two readings of numeric inputs are compared, unless config.data.inputs
+says which it is, then other kernels, if some are named, under the better of them. What
+is chosen is a config like any other: it is trained, resumed, loaded and changed as if
+it had been written by hand, and its training goes on from its trial. Scores are sums
+over held-out rows, so that nothing leaves a client that a training would not send
+anyway.
 """
 
 import math
@@ -22,7 +23,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import read_object, write_json
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import processes, training
-from fedbnr_jax.run.config import differences
+from fedbnr_jax.run.config import AUTO, base, differences, get
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program
 from fedbnr_jax.run.records import RunFolder, as_json
@@ -38,20 +39,28 @@ _ENOUGH = 100
 # be taken: a row that lies alone may be far off with them, and held-out rows of which
 # there are few seldom show it.
 _MARGIN = 0.05
-# Inducing inputs and steps of a candidate.
-_TRIAL = {"num_samples": 200, "num_steps": 30, "posterior_samples": 0}
-_START_STEPS = 50  # In the first round of what was chosen.
+_START, _START_STEPS = 200, 50  # Inducing inputs, and steps, of the first round.
 # Products of rows and squared inducing inputs that a step, and the last layer, may
 # cost, and the most inducing inputs that they have.
-_STEP_COST, _MOST = 5e9, 800
+_STEP_COST, _MOST = 4e9, 800
 _LAYER_COST, _WIDEST = 1e11, 2000
-# Up to so many rows there are as many inducing inputs, in trials too, so that what was
-# compiled for the trials serves the training.
-_SMALL = 400
+_SMALL = 400  # Up to so many rows there are as many inducing inputs.
 # A round of few inducing inputs, and one in which more go on from it: validation rows
 # choose between them, because the evidence of more may fit training rows too well.
 _MOST_ROUNDS = 2
 _SECONDS = 20  # Within which no candidate is compiled and trained.
+# Fields that a user may expect to be read, with what is read in their place.
+_UNREAD = {
+  **dict.fromkeys(("kernel", "sparse.kernel"), "auto.kernels"),
+  **dict.fromkeys(
+    (
+      *("num_samples", "posterior_samples"),
+      *(f"sparse.{name}" for name in ("start_samples", "start_steps", "num_samples")),
+      *("sparse.posterior_samples",),
+    ),
+    "",
+  ),
+}
 
 
 class Candidate(NamedTuple):
@@ -90,6 +99,7 @@ class Choice(NamedTuple):
 
   config: ml_collections.ConfigDict
   trials: tuple[Trial, ...]
+  begun: training.Result | None = None  # Its first round, if that was a trial just now.
 
 
 def choose(
@@ -111,14 +121,14 @@ def choose(
   Raises:
     InputError: If the config or the data cannot be used, or time does not suffice.
   """
-  _check(config)
-  started = time.monotonic()
+  plain = check(config, dataset)
+  num_rows, started = _num_rows(plain), time.monotonic()
   first, *others = _listed(config.auto.kernels)
-  readings = _listed(config.auto.inputs)
+  readings = [config.data.inputs]
+  if config.data.inputs == AUTO:
+    readings = ["standard"] if config.data.bounds else ["standard", "scores"]
   done = {trial.name: trial for trial in trials}
-
-  plain = _built(Candidate("standard", first).config(config), dataset)
-  num_rows = _num_rows(plain)
+  begun: dict[str, training.Result] = {}
 
   def is_late() -> bool:
     passed = time.monotonic() - started
@@ -130,11 +140,14 @@ def choose(
     if candidate.name not in done:
       if processes.from_first(is_late()):
         return False
-      done[candidate.name] = _try(candidate, config, dataset, num_rows, program_for)
-      on_trial(done[candidate.name])
+      trial, result = _try(candidate, config, dataset, num_rows, program_for)
+      done[candidate.name] = trial
+      if result is not None:
+        begun[candidate.name] = result
+      on_trial(trial)
     return True
 
-  if "scores" in readings and _has_far_cells(plain):
+  if len(readings) == 2 and _has_far_cells(plain):
     readings = ["scores"]
   if len(readings) == 1 and not others:  # There is nothing to choose.
     only = Candidate(readings[0], first).config(config)
@@ -142,8 +155,9 @@ def choose(
   so_far = [c for c in (Candidate(one, first) for one in readings) if tried(c)]
   reading = _best(so_far, done).inputs
   so_far += [c for c in (Candidate(reading, one) for one in others) if tried(c)]
-  chosen = _sized(_best(so_far, done).config(config), num_rows)
-  return Choice(chosen, tuple(done.values()))
+  best = _best(so_far, done)
+  chosen = _sized(best.config(config), num_rows)
+  return Choice(chosen, tuple(done.values()), begun.get(best.name))
 
 
 def recorded(
@@ -178,7 +192,7 @@ def choose_in(
   config: ml_collections.ConfigDict,
   dataset: Dataset,
   program_for: Callable[[Experiment], Program],
-) -> ml_collections.ConfigDict:
+) -> Choice:
   """Chooses as `choose` does, and keeps each trial in the folder.
 
   Every process calls it; the first one reads and writes.
@@ -189,9 +203,9 @@ def choose_in(
     return _content(config, trials, chosen)
 
   before = processes.from_first(processes.first_does(read))
-  if before["chosen"] is not None:
-    return ml_collections.ConfigDict(before["chosen"])
   trials = [Trial(**trial) for trial in before["trials"]]
+  if before["chosen"] is not None:
+    return Choice(ml_collections.ConfigDict(before["chosen"]), tuple(trials))
 
   def write(chosen: ml_collections.ConfigDict | None) -> None:
     content = _content(config, trials, chosen)
@@ -203,7 +217,7 @@ def choose_in(
 
   choice = choose(config, dataset, program_for, tuple(trials), on_trial)
   write(choice.config)
-  return choice.config
+  return choice
 
 
 def _content(
@@ -219,18 +233,32 @@ def _content(
   }
 
 
-def _check(config: ml_collections.ConfigDict) -> None:
+def check(config: ml_collections.ConfigDict, dataset: Dataset) -> Experiment:
+  """Builds the first candidate with standardised inputs, before anything is tried.
+
+  Raises:
+    InputError: If it cannot do what the config asks for, or the data cannot be used.
+  """
+  _check_fields(config)
+  first, *_ = _listed(config.auto.kernels)
+  return _built(Candidate("standard", first).config(config), dataset)
+
+
+def _check_fields(config: ml_collections.ConfigDict) -> None:
   """Raises InputError for what `auto` cannot do."""
   if config.num_seeds > 1:
     raise InputError(
       "method 'auto' chooses for one seed: leave config.num_seeds at 1, or train the "
       "seeds one after another, as launch.sweep does."
     )
-  if config.data.bounds:
-    raise InputError(
-      "method 'auto' reads the rows to choose, which config.data.bounds is to prevent: "
-      f"choose a method, such as {METHOD!r}."
-    )
+  usual = base()
+  for name, instead in _UNREAD.items():
+    if get(config, name) != get(usual, name):
+      remedy = f"config.{instead} says what it tries" if instead else "it sees to that"
+      raise InputError(
+        f"config.{name} is {get(config, name)!r}, but method 'auto' does not read it: "
+        f"{remedy}; or choose a method, such as {METHOD!r}."
+      )
   if config.auto.seconds and not config.auto.seconds >= _SECONDS:
     raise InputError(
       f"config.auto.seconds is {config.auto.seconds:g}, too few for one candidate: "
@@ -244,21 +272,17 @@ def _try(
   dataset: Dataset,
   num_rows: int,
   program_for: Callable[[Experiment], Program],
-) -> Trial:
-  """Trains a candidate for one round of few inducing inputs, and scores it."""
+) -> tuple[Trial, training.Result | None]:
+  """Trains a candidate for its first round, and scores it."""
   started = time.monotonic()
-  trial = candidate.config(config)
+  trial = _sized(candidate.config(config), num_rows)
   trial.num_rounds = 1
-  if num_rows > _SMALL:
-    trial.sparse.update({"start_samples": 0, "noise": "constant", **_TRIAL})
-  else:
-    trial = _sized(trial, num_rows)
   experiment = _built(trial, dataset)
   try:
     result = training.train(experiment, program_for(experiment))
   except training.NonFiniteError:
     seconds = time.monotonic() - started
-    return Trial(candidate.name, None, None, None, None, seconds)
+    return Trial(candidate.name, None, None, None, None, seconds), None
   record = result.history[-1]
   seconds = time.monotonic() - started
   rmse, val_nll, train_nll = (
@@ -270,7 +294,7 @@ def _try(
     # log p(y of all) = log p(y trained on) + log p(y held out | y trained on).
     total = num_rows * train_nll + num_held_out * val_nll
     score = total / (num_rows + num_held_out)
-  return Trial(candidate.name, score, rmse, val_nll, train_nll, seconds)
+  return Trial(candidate.name, score, rmse, val_nll, train_nll, seconds), result
 
 
 def _best(candidates: Sequence[Candidate], done: dict[str, Trial]) -> Candidate:
@@ -301,7 +325,7 @@ def _listed(text: str) -> list[str]:
   """
   names = [name.strip() for name in text.split(",") if name.strip()]
   if not names:
-    raise InputError("config.auto.inputs and config.auto.kernels name at least one.")
+    raise InputError("config.auto.kernels names no kernel: name at least one.")
   return names
 
 
@@ -332,14 +356,13 @@ def _sized(
     return max(2, min(wanted, num_rows))
 
   config.num_rounds = min(config.num_rounds, _MOST_ROUNDS)
-  few = _TRIAL["num_samples"]
   sparse = config.sparse
   if num_rows <= _SMALL:
     sparse.start_samples = sparse.posterior_samples = 0
     sparse.num_samples, sparse.num_steps = max(2, num_rows), _START_STEPS
     return config
-  sparse.start_samples = affordable(0.0, few, few)
+  sparse.start_samples = _START
   sparse.start_steps = _START_STEPS
-  sparse.num_samples = affordable(_STEP_COST, few, _MOST)
+  sparse.num_samples = affordable(_STEP_COST, _START, _MOST)
   sparse.posterior_samples = affordable(_LAYER_COST, sparse.num_samples, _WIDEST)
   return config

@@ -67,9 +67,15 @@ def scores(
     yield _scores(experiment, result.state, experiment.calibration_rows)
     return
   folds = experiment.folds()
+  # Rounds after the best one are not in the model: folds do without them.
+  config = ml_collections.ConfigDict(experiment.config.to_dict())
+  config.num_rounds = result.best_round
+  shorter = dataclasses.replace(
+    experiment, config=ml_collections.FrozenConfigDict(config)
+  )
   for number in range(experiment.num_folds):
     inside = [fold == number for fold in folds]
-    trained = training.train(_without(experiment, inside), program)
+    trained = training.train(_without(shorter, inside), program)
     for rows, chosen in zip(experiment.client_rows, inside, strict=True):
       yield _scores(experiment, trained.state, rows[chosen])
 

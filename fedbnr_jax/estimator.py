@@ -30,17 +30,20 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
   Parameters are fields of a config; see `fedbnr_jax.fit`, which does the work.
 
   Args:
-    method: One of `fedbnr_jax.algorithms.METHODS` with one model for all clients.
+    method: "auto", which tries `fedbnr-ard` in a few ways and trains the best; or one
+      of `fedbnr_jax.algorithms.METHODS` with one model for all clients.
     num_clients: Clients that rows are dealt to where `fit` is given no labels.
     num_rounds: Rounds at most.
     num_local_steps: Optimiser steps of a client in a round.
     learning_rate: Of these steps.
     patience: Rounds without a better validation score before stopping; 0: the
       method's own.
-    kernel: "deep", or one without a network, such as "gaussian".
+    kernel: "deep", or one without a network, such as "gaussian"; not for "auto", which
+      reads `options={"auto.kernels": ...}`.
     hidden_size: Width of the network.
-    num_samples: Random draws of the kernel's features.
-    inputs: "standard", or "scores" where columns have long tails.
+    num_samples: Random draws of the kernel's features; not for "auto".
+    inputs: "standard", or "scores" where columns have long tails; "auto" for what
+      `fedbnr_jax.fit` does.
     missing: "error", or "impute" where X may have NaN.
     random_state: The seed; or, drawn from a generator, one that differs by call.
     options: Any other fields of a config, such as `{"fedloc.rho": 10.0}`.
@@ -53,7 +56,7 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
 
   def __init__(
     self,
-    method: str = "fedbnr-ev",
+    method: str = "auto",
     *,
     num_clients: int = 10,
     num_rounds: int = 100,
@@ -63,7 +66,7 @@ class FederatedGPRegressor(RegressorMixin, BaseEstimator):
     kernel: str = "deep",
     hidden_size: int = 200,
     num_samples: int = 50,
-    inputs: str = "standard",
+    inputs: str = "auto",
     missing: str = "error",
     random_state: Any = 0,
     options: Mapping[str, Any] | None = None,

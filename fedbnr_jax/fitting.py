@@ -43,9 +43,9 @@ def fit(
   features: Sequence[str] | None = None,
   categorical: Sequence[str] = (),
   bounds: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-  inputs: str = "standard",
+  inputs: str = "auto",
   missing: str = "error",
-  method: str = "fedbnr-ev",
+  method: str = "auto",
   seed: int = 0,
   folder: str | os.PathLike[str] | None = None,
   progress: bool = True,
@@ -74,10 +74,12 @@ def fit(
       `{"age": [0, 120], "sex": ["f", "m"], "price": [0, 1e6]}`. With it nothing of the
       rows is in the standardisation, as a private release needs.
     inputs: "standard" for numeric features of mean zero and deviation one, "scores" for
-      normal scores of their ranks, where columns have long tails.
+      normal scores of their ranks, where columns have long tails; "auto" for scores,
+      with method "auto" for the better of both, with bounds for standard ones.
     missing: "error" to refuse missing cells of features, "impute" to fill them in by
       training medians, with an input that says where; the target must be whole.
-    method: One of `algorithms.METHODS`, or "auto", which tries a few ways first.
+    method: "auto", which tries `fedbnr-ard` in a few ways and trains the best; or one
+      of `algorithms.METHODS`.
     seed: Drives everything random: split, partition, initialisation, sampling.
     folder: Where to write the run as it goes, as `launch.train` does. A run that was
       stopped is taken up again there, and a finished one is loaded.
@@ -171,13 +173,17 @@ def _train(
       workflow.train(config, folder, progress, dataset)
       return model_lib.load(folder)
     precision.warn_of_float32()
+    given, begun = config, None
     if config.method == config_lib.AUTO:
-      config = auto.choose(config, dataset, workflow.program_for).config
-    experiment = experiment_lib.build(config, dataset)
+      config, _, begun = auto.choose(config, dataset, workflow.program_for)
+    with config_lib.left_open(given):
+      experiment = experiment_lib.build(config, dataset)
     program = workflow.program_for(experiment)
     progress.start(experiment, 0, 1)
     try:
-      result = training.train(experiment, program, on_round=progress.update)
+      result = training.train(
+        experiment, program, on_round=progress.update, begun=begun
+      )
     finally:
       progress.close()
     calibrated = calibration.of_training(experiment, program, result)

@@ -89,15 +89,17 @@ def train(
     return Outcome(was_finished=True)
   if processes.is_first():
     precision.warn_of_float32()
+  given, begun = config, None
   if config.method == config_lib.AUTO:
-    config = _chosen(config, folder, dataset)
-  experiments = processes.all_do(
-    lambda: (
-      experiment_lib.build_seeds(config)
-      if dataset is None
-      else [experiment_lib.build(config, dataset)]
+    config, _, begun = _chosen(config, folder, dataset)
+  with config_lib.left_open(given):
+    experiments = processes.all_do(
+      lambda: (
+        experiment_lib.build_seeds(config)
+        if dataset is None
+        else [experiment_lib.build(config, dataset)]
+      )
     )
-  )
   processes.require_same("data", [one.dataset.digest() for one in experiments])
   with explain_os_errors(folder.path), contextlib.ExitStack() as lock:
     processes.first_does(lambda: lock.enter_context(alone_in(folder.path)))
@@ -106,27 +108,38 @@ def train(
     if processes.from_first(bool(done)):
       return Outcome(was_finished=True)
     if len(experiments) == 1:
-      return train_one(experiments[0], folder, progress)
+      return train_one(experiments[0], folder, progress, begun)
     return train_seeds(config, experiments, folder, progress, lock)
 
 
 def _chosen(
   config: ml_collections.ConfigDict, folder: RunFolder, dataset: Dataset | None
-) -> ml_collections.ConfigDict:
+) -> auto.Choice:
   """Lets method `auto` choose, alone in the run's folder."""
   rows = processes.all_do(
     lambda: experiment_lib.load_dataset(config) if dataset is None else dataset
   )
   processes.require_same("data", rows.digest())
+  processes.all_do(lambda: auto.check(config, rows))  # Before there is a folder.
   with explain_os_errors(folder.path), contextlib.ExitStack() as lock:
     processes.first_does(lambda: lock.enter_context(alone_in(folder.path)))
     return auto.choose_in(folder, config, rows, program_for)
 
 
 def train_one(
-  experiment: Experiment, folder: RunFolder, progress: Progress | None = None
+  experiment: Experiment,
+  folder: RunFolder,
+  progress: Progress | None = None,
+  begun: training.Result | None = None,
 ) -> Outcome:
-  """Trains one experiment and writes all files of its run."""
+  """Trains one experiment and writes all files of its run.
+
+  Args:
+    experiment: From `experiment.build`.
+    folder: Of the run.
+    progress: Is called as rounds go by.
+    begun: Its first rounds, if they were done before.
+  """
   processes.first_does(lambda: folder.claim_experiment(experiment))
   is_first = processes.is_first()
   if not is_first and experiment.algorithm.placement.mesh is None:
@@ -135,7 +148,7 @@ def train_one(
   rounds_done = len(folder.metrics()) if is_first else 0
   with _watched(progress, experiment, rounds_done) as on_round:
     own = folder if is_first else None
-    result = training.train(experiment, program, own, on_round)
+    result = training.train(experiment, program, own, on_round, begun)
   calibrated = calibration.of_training(experiment, program, result)
   if not is_first:
     return Outcome()

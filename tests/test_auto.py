@@ -8,17 +8,31 @@ import pytest
 
 from fedbnr_jax import auto, fit, load, workflow
 from fedbnr_jax.data import load_table
+from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import experiment, training
 from fedbnr_jax.run.records import RunFolder
-from tests.runs import assert_refused, table, tiny
+from tests.runs import assert_refused, assert_same_bits, table, timeless, tiny
 
-FIELDS = {"method": "auto", "auto__kernels": "matern32+linear,gaussian+linear"}
-SMALL = {"num_samples": 4, "num_steps": 2, "posterior_samples": 6}
+FIELDS = {"auto__kernels": "matern32+linear,gaussian+linear"}
+
+
+def config_of(**fields):
+  """A config of method auto, whose own fields are as they come."""
+  config = tiny()
+  usual = config_lib.base()
+  config.num_samples, config.sparse = usual.num_samples, usual.sparse
+  config.sparse.num_steps = 2
+  config.method = "auto"
+  for name, value in fields.items():
+    config.update_from_flattened_dict({name.replace("__", "."): value})
+  return config
 
 
 @pytest.fixture
 def quick(monkeypatch):
   """Trials and trainings of a few inducing inputs."""
-  monkeypatch.setattr(auto, "_TRIAL", SMALL)
+  monkeypatch.setattr(auto, "_START", 4)
+  monkeypatch.setattr(auto, "_START_STEPS", 2)
   monkeypatch.setattr(auto, "_SMALL", 10)
   monkeypatch.setattr(auto, "_MOST", 5)
   monkeypatch.setattr(auto, "_WIDEST", 6)
@@ -31,7 +45,7 @@ def scored(monkeypatch, scores):
   def tried(candidate, *_):
     names.append(candidate.name)
     score = scores.get(candidate.name)
-    return auto.Trial(candidate.name, score, score, score, score, 1.0)
+    return auto.Trial(candidate.name, score, score, score, score, 1.0), None
 
   monkeypatch.setattr(auto, "_try", tried)
   return names
@@ -52,7 +66,7 @@ def test_kernels_are_tried_under_the_better_reading(monkeypatch, reading):
     f"{reading} gaussian+linear": 0.3,
   }
   names = scored(monkeypatch, scores)
-  config = chosen(tiny(**FIELDS))
+  config = chosen(config_of(**FIELDS))
   assert names == list(scores)
   assert (config.method, config.data.inputs) == ("fedbnr-ard", reading)
   assert config.sparse.kernel == "gaussian+linear"
@@ -60,21 +74,21 @@ def test_kernels_are_tried_under_the_better_reading(monkeypatch, reading):
 
 def test_a_candidate_that_diverged_is_not_taken(monkeypatch):
   scored(monkeypatch, {"scores matern32+linear": 7.0})
-  config = chosen(tiny(**FIELDS))
+  config = chosen(config_of(**FIELDS))
   assert (config.data.inputs, config.sparse.kernel) == ("scores", "matern32+linear")
   scored(monkeypatch, {})
-  assert_refused(lambda: chosen(tiny(**FIELDS)), "every candidate diverged")
+  assert_refused(lambda: chosen(config_of(**FIELDS)), "every candidate diverged")
 
 
 def test_a_cell_far_from_all_others_leaves_scores_only(monkeypatch):
   rng = np.random.default_rng(0)
   frame = pd.DataFrame({"a": rng.normal(size=900), "y": rng.normal(size=900)})
   names = scored(monkeypatch, {"scores matern32+linear": 1.0, "x": 1.0})
-  config = tiny(method="auto", auto__kernels="matern32+linear")
+  config = config_of(auto__kernels="matern32+linear")
   frame.loc[3:5, "a"] = 1e6  # Not all of them are held out.
   assert chosen(config, load_table(frame, target="y")).data.inputs == "scores"
   assert names == []  # With one kernel, there is nothing to choose.
-  config = tiny(method="auto", auto__kernels="matern32+linear,gaussian+linear")
+  config = config_of(auto__kernels="matern32+linear,gaussian+linear")
   chosen(config, load_table(frame, target="y"))
   assert names == ["scores matern32+linear", "scores gaussian+linear"]
 
@@ -84,7 +98,7 @@ def test_scores_have_an_advantage(monkeypatch):
   for standard, taken in ((1.0 - 0.04, "scores"), (1.0 - 0.06, "standard")):
     names = ("standard matern32+linear", "scores matern32+linear")
     scored(monkeypatch, dict(zip(names, (standard, 1.0), strict=True)))
-    config = tiny(method="auto", auto__kernels="matern32+linear")
+    config = config_of(auto__kernels="matern32+linear")
     assert chosen(config).data.inputs == taken
 
 
@@ -92,7 +106,7 @@ def test_no_trial_begins_when_time_is_up(monkeypatch):
   names = scored(monkeypatch, {"standard matern32+linear": 1.0})
   clock = iter([0.0, *np.arange(30.0, 300.0, 30.0)])
   monkeypatch.setattr(auto.time, "monotonic", lambda: next(clock))
-  config = chosen(tiny(auto__seconds=40.0, **FIELDS))
+  config = chosen(config_of(auto__seconds=40.0, **FIELDS))
   assert names == ["standard matern32+linear"]
   assert config.data.inputs == "standard"
 
@@ -102,8 +116,8 @@ def test_no_trial_begins_when_time_is_up(monkeypatch):
   [
     (60, (0, 60, 0)),
     (500, (200, 500, 500)),
-    (10_000, (200, 707, 2000)),
-    (100_000, (200, 223, 1000)),
+    (10_000, (200, 632, 2000)),
+    (100_000, (200, 200, 1000)),
   ],
 )
 def test_sizes_fit_the_table(num_rows, sizes):
@@ -118,7 +132,7 @@ def test_sizes_fit_the_table(num_rows, sizes):
 
 def test_few_held_out_rows_are_judged_with_the_evidence(quick):
   """Of all rows: the evidence of those trained on, and the likelihood of the others."""
-  config = tiny(**FIELDS | {"auto__kernels": "matern32+linear"})
+  config = config_of(**FIELDS | {"auto__kernels": "matern32+linear"})
   trial, _ = auto.choose(config, table(80), workflow.program_for).trials
   expected = (64 * trial.train_nll + 8 * trial.val_nll) / 72
   assert trial.score == pytest.approx(expected)
@@ -132,12 +146,55 @@ def test_few_held_out_rows_are_judged_with_the_evidence(quick):
     ({"auto__seconds": -1.0}, ("auto.seconds",)),
     ({"auto__kernels": " , "}, ("auto.kernels",)),
     ({"auto__kernels": "matern33"}, ("matern33", "matern32")),
-    ({"auto__inputs": "score"}, ("score", "scores")),
-    ({"data__bounds": '{"a": [0, 1]}'}, ("data.bounds",)),
+    ({"data__inputs": "score"}, ("score", "scores")),
+    ({"kernel": "gaussian"}, ("config.kernel is 'gaussian'", "config.auto.kernels")),
+    ({"sparse__kernel": "gaussian"}, ("config.sparse.kernel", "config.auto.kernels")),
+    ({"num_samples": 7}, ("config.num_samples is 7", "does not read it")),
+    ({"sparse__posterior_samples": 7}, ("posterior_samples", "'fedbnr-ard'")),
   ],
 )
 def test_what_it_cannot_do_is_refused(fields, words):
-  assert_refused(lambda: chosen(tiny(**FIELDS | fields)), *words)
+  assert_refused(lambda: chosen(config_of(**FIELDS | fields)), *words)
+
+
+@pytest.mark.parametrize(
+  ("fields", "reading"),
+  [
+    ({"data__inputs": "standard"}, "standard"),
+    ({"data__inputs": "scores"}, "scores"),
+    ({"data__bounds": '{"x1": [-4, 4], "x2": [-4, 4], "y": [-9, 9]}'}, "standard"),
+  ],
+)
+def test_a_reading_that_is_given_is_not_compared(monkeypatch, fields, reading):
+  """Under declared bounds nothing is read of the rows, and so no quantile."""
+  names = scored(monkeypatch, {})
+  config = config_of(auto__kernels="matern32+linear", **fields)
+  rows = pd.DataFrame(np.random.default_rng(0).normal(size=(80, 3)))
+  rows.columns = ["x1", "x2", "y"]
+  config = chosen(config, load_table(rows, target="y"))
+  assert (config.method, config_lib.inputs_of(config)) == ("fedbnr-ard", reading)
+  assert names == []
+
+
+def test_a_training_goes_on_from_its_trial_to_the_same_bits(quick):
+  config, rows = config_of(auto__kernels="matern32+linear"), table(80)
+  choice = auto.choose(config, rows, workflow.program_for)
+  assert choice.begun is not None
+  run = experiment.build(choice.config, rows)
+  program, rounds = workflow.program_for(run), []
+
+  def step(*arguments):
+    rounds.append(1)
+    return program.step(*arguments)
+
+  counted = program._replace(step=step)
+  whole = training.train(run, counted)
+  assert len(rounds) == len(whole.history) == 2
+  rest = training.train(run, counted, begun=choice.begun)
+  assert len(rounds) == 3
+  assert timeless(rest.history) == timeless(whole.history)
+  assert_same_bits(rest.last, whole.last)
+  assert_same_bits(rest.state, whole.state)
 
 
 # ------------------------------------------------------------------ models and folders
@@ -150,7 +207,7 @@ def test_a_model_of_it_is_like_any_other(quick, monkeypatch, tmp_path, small):
   whole = table(80)
   frame = whole.features.assign(y=whole.targets)
   options = {"auto__kernels": "matern32+linear", "num_clients": 2, "progress": False}
-  model = fit(frame, target="y", method="auto", **options)
+  model = fit(frame, target="y", **options)  # It is the default.
   assert model.config.method == "fedbnr-ard"
   model.save(tmp_path / "saved")
   fit(frame, target="y", method="auto", folder=tmp_path / "run", **options)
@@ -169,7 +226,7 @@ def test_a_model_of_it_is_like_any_other(quick, monkeypatch, tmp_path, small):
 def test_a_stopped_choice_goes_on_and_a_finished_run_is_known(
   quick, monkeypatch, tmp_path
 ):
-  config, rows = tiny(**FIELDS), table(80)
+  config, rows = config_of(**FIELDS), table(80)
   scores = {"standard matern32+linear": 0.8, "scores matern32+linear": 1.0}
   scores["standard gaussian+linear"] = 0.5
   names = scored(monkeypatch, scores)
@@ -183,7 +240,7 @@ def test_a_stopped_choice_goes_on_and_a_finished_run_is_known(
   assert names == ["standard gaussian+linear"]
   assert outcome.result is not None
   assert workflow.train(config, tmp_path, dataset=rows).was_finished
-  other = tiny(**FIELDS, seed=5)
+  other = config_of(**FIELDS, seed=5)
   assert_refused(
     lambda: workflow.train(other, tmp_path, dataset=rows), "config.seed differs"
   )

@@ -131,7 +131,10 @@ def test_only_constant_features(train):
     ({"data__client": "price"}, ["'price'", "target and as client"]),
     ({"method": "fedbrn"}, ["config.method", "did you mean 'fedbnr'"]),
     ({"method": "x"}, ["config.method", "'fedbnr-kd'", "'central'"]),
-    ({"kernel": "matern"}, ["config.kernel", "did you mean 'matern"]),
+    (
+      {"kernel": "matern", "method": "fedbnr"},
+      ["config.kernel", "did you mean 'matern"],
+    ),
     ({"method": "fedavg", "kernel": "replicate"}, ["config.kernel", "'fedavg'"]),
     (
       {"method": "fedloc", "fedloc__num_inducing": 99},
@@ -187,7 +190,7 @@ def test_bad_field(train, fields: dict[str, object], parts: list[str]):
 def test_more_devices_than_there_are(train, num_seeds: int):
   there = jax.device_count()
   assert_refused(
-    lambda: train(good(), mesh=there + 1, num_seeds=num_seeds, compare_clients=False),
+    lambda: train(good(), mesh=there + 1, num_seeds=num_seeds, method="fedbnr-ev"),
     f"config.mesh is {there + 1}",
     f"{there} device",
     "0 for all",

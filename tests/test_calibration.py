@@ -5,6 +5,7 @@ import json
 import shutil
 
 import jax
+import ml_collections
 import numpy as np
 import pandas as pd
 import pytest
@@ -133,6 +134,12 @@ def test_summary_tells_what_share_of_the_test_rows_is_covered(trained):
   assert "conformal one covers" in report.summary_text(loaded.summary)
 
 
+def _with_rounds(experiment, num_rounds):
+  config = ml_collections.ConfigDict(experiment.config.to_dict())
+  config.num_rounds = num_rounds
+  return dataclasses.replace(experiment, config=config)
+
+
 def test_each_row_is_scored_by_a_training_without_its_fold():
   experiment = built(**FOLDS)
   program = workflow.program_for(experiment)
@@ -151,6 +158,7 @@ def test_each_row_is_scored_by_a_training_without_its_fold():
     num_rows = experiment.federation.clients.y.shape[1]
     alone = federation_lib.with_rows(alone, num_rows)
     smaller = dataclasses.replace(experiment, federation=alone)
+    smaller = _with_rounds(smaller, result.best_round)
     state = training.train(smaller, program).state
     total = total + counted(experiment, state, left)
     seen += [*left]
@@ -196,10 +204,11 @@ def test_a_training_without_a_fold_that_diverges_is_told(monkeypatch):
     raise training.NonFiniteError("round 1: the loss is not finite")
 
   monkeypatch.setattr(training, "train", diverge)
+  trained = training.Result(None, [{"val_rmse": 1.0}])
   with pytest.warns(
     UserWarning, match=r"no conformal .* of 4 folds, round 1: the loss"
   ):
-    assert calibration.of_training(experiment, None, None) is None
+    assert calibration.of_training(experiment, None, trained) is None
 
 
 # ------------------------------------------------------------------------- its file
@@ -270,7 +279,7 @@ def test_rows_that_were_set_aside_cannot_join_and_are_passed_over(trained, run):
 def test_a_changed_model_is_calibrated_again_by_the_rows_that_stay(trained, run):
   before = model.load(run).calibration
   changed = posterior.change_rows(run, add=[("new", joining())])
-  loaded, experiment = model.load(run), built(**SHARE)
+  loaded, experiment = model.load(run), built(data__inputs="scores", **SHARE)
   rows = experiment.calibration_rows
   np.testing.assert_array_equal(
     loaded.calibration.counts, counted(experiment, loaded.state, rows)

@@ -92,6 +92,7 @@ def test_the_command_line_says_what_scores_rest_on(tmp_path, capsys):
 def test_a_fit_says_it_too():
   x = np.random.default_rng(0).normal(size=(60, 2))
   fields = {"kernel": "gaussian", "num_rounds": 1, "num_samples": 4, "num_clients": 2}
+  fields |= {"method": "fedbnr-ev", "inputs": "standard"}
   with pytest.warns(CoverageWarning, match="of 54 unseen rows"):
     fitted = fb.fit(x, x[:, 0], progress=False, num_local_steps=1, **fields)
   assert fitted.summary["test_coverage95_low"] <= fitted.summary["test_coverage95"]

@@ -19,6 +19,7 @@ from fedbnr_jax.run import experiment as experiment_lib
 from tests.runs import assert_refused, tiny
 
 SMALL = {"num_rounds": 1, "num_local_steps": 2, "num_samples": 4, "kernel": "gaussian"}
+SMALL |= {"method": "fedbnr-ev"}
 NAN = np.nan
 
 

@@ -17,6 +17,7 @@ from fedbnr_jax import ledger_file, model, workflow
 from fedbnr_jax.data import Preprocessor, scores
 from fedbnr_jax.posterior import change_rows
 from fedbnr_jax.release.trained import load_run
+from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
 from tests.runs import assert_refused, table, tiny
 
@@ -171,8 +172,8 @@ def test_the_kernel_sees_scores_and_clients_hold_the_same_rows():
   rows.features["a"] = np.exp(5 * rows.features["a"])
   fields = {"method": "fedbnr-ard", "data__source": "table"}
   with warnings.catch_warnings(action="ignore"):  # Of the long tail.
-    plain = experiment_lib.build(tiny(**fields), rows)
-  built = experiment_lib.build(tiny(data__inputs="scores", **fields), rows)
+    plain = experiment_lib.build(tiny(data__inputs="standard", **fields), rows)
+  built = experiment_lib.build(tiny(**fields), rows)  # Of tables, scores are taken.
   for one, other in zip(built.client_rows, plain.client_rows, strict=True):
     np.testing.assert_array_equal(one, other)
   train = rows.features["a"].to_numpy()[built.client_rows[0]]
@@ -182,6 +183,25 @@ def test_the_kernel_sees_scores_and_clients_hold_the_same_rows():
   np.testing.assert_allclose(own, special.ndtri(levels / len(everyone)), atol=0.01)
   assert np.abs(built.federation.inputs.quantiles).max() <= 3.0
   assert np.abs(plain.federation.inputs.quantiles).max() > 3.0
+
+
+BOUNDS = '{"a": [0, 1]}'
+
+
+@pytest.mark.parametrize(
+  ("fields", "reading"),
+  [
+    ({}, "standard"),
+    ({"method": "fedbnr-ard"}, "scores"),
+    ({"data__source": "table"}, "scores"),
+    ({"data__source": "table", "data__bounds": BOUNDS}, "standard"),
+    ({"data__source": "table", "data__inputs": "standard"}, "standard"),
+    ({"data__inputs": "scores"}, "scores"),
+  ],
+)
+def test_what_is_left_open_depends_on_data_and_method(fields, reading):
+  """The paper's data are as in the paper, for its methods."""
+  assert config_lib.inputs_of(tiny(**fields)) == reading
 
 
 @pytest.fixture(scope="module")

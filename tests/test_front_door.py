@@ -28,6 +28,7 @@ from tests.runs import (
 )
 
 SMALL = {"num_rounds": 2, "num_local_steps": 2, "num_samples": 4, "kernel": "gaussian"}
+SMALL |= {"method": "fedbnr-ev"}
 INTERVALS = ["lower95", "upper95", "lower95_conformal", "upper95_conformal"]
 COLUMNS = ["mean", "std", *INTERVALS, "outside"]
 
@@ -166,6 +167,7 @@ def test_hazards_of_a_table_are_warned_of():
   rows = houses()
   rows.iloc[5, 0] = 1e9
   fields = {"target": "price", "client": "site", "progress": False} | SMALL
+  fields |= {"inputs": "standard"}
   with pytest.warns(UserWarning, match=r"^row 6, column 'area': 1e\+09 is so far"):
     fb.fit(rows, **fields)
 

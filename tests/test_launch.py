@@ -27,6 +27,8 @@ from tests.runs import SUMMARY, seal_anew, tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SMALL = {
+  "method": "fedbnr-ev",
+  "data.inputs": "standard",
   "hidden_size": 8,
   "num_samples": 4,
   "num_rounds": 3,

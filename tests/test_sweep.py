@@ -187,7 +187,12 @@ def test_a_table_that_has_changed_since_a_run_was_done_is_refused(tmp_path):
   config = grid_lib.config(
     "configs/csv.py",
     (),
-    {"data.path": (str(tmp_path / "table.csv"),), "data.target": ("y",), "seed": (0,)},
+    {
+      "data.path": (str(tmp_path / "table.csv"),),
+      "data.target": ("y",),
+      "method": ("fedbnr-ev",),
+      "seed": (0,),
+    },
   )
   ((run, whole),) = expand(config).items()
   folder = RunFolder(tmp_path / "sweep" / "runs" / run.name)

@@ -17,6 +17,7 @@ from fedbnr_jax.algorithms import (
   local_layers,
   pfedgp,
 )
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.algorithm import FederatedAlgorithm
 from fedbnr_jax.federated.exchange import Exchange, Stage
 from fedbnr_jax.federated.state import RoundInfo, ServerState, State
@@ -46,6 +47,7 @@ _POOLED = 20
 # A round of L-BFGS that brings nothing is the last but a few.
 _SPARSE = 2
 
+CHOICE = "auto"  # Stands for whichever is best; see auto.py.
 METHODS: dict[str, Method] = {
   "fedbnr": Method(fedbnr.from_config),
   "fedbnr-kd": Method(fedbnr.distilled_from_config, distils=True),
@@ -70,8 +72,17 @@ METHODS: dict[str, Method] = {
 
 
 def method(name: str) -> Method:
-  """Looks a method up by name; "auto" is none, but a choice among them."""
-  require_choice("config.method", name, METHODS)
+  """Looks a method up by name.
+
+  Raises:
+    InputError: If there is none; "auto" is none either, but a choice among them.
+  """
+  require_choice("config.method", name, (*METHODS, CHOICE))
+  if name == CHOICE:
+    raise InputError(
+      f"method {CHOICE!r} chooses a method before anything is built: train by fit or "
+      "workflow.train, or call auto.choose first."
+    )
   return METHODS[name]
 
 

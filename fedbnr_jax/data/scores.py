@@ -4,8 +4,9 @@ A score is the quantile of the standard normal at the level that a value has amo
 training rows. Levels come from sums over clients (`marginals`), never from sorted rows.
 """
 
+import contextlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,18 @@ class ScoreMap(NamedTuple):
     return max(marginals.CLIP, *map(abs, self.scores))
 
 
+class TwoValuesWarning(UserWarning):
+  """A column with two values has no normal scores, and is left standardised."""
+
+
+@contextlib.contextmanager
+def unasked() -> Iterator[None]:
+  """Leaves out what only somebody who has asked for scores wants to know."""
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", TwoValuesWarning)
+    yield
+
+
 def fit(inputs: Sequence[np.ndarray], names: Sequence[str]) -> tuple[ScoreMap, ...]:
   """Finds the map of each of D numeric inputs.
 
@@ -61,7 +74,7 @@ def fit(inputs: Sequence[np.ndarray], names: Sequence[str]) -> tuple[ScoreMap, .
     warnings.warn(
       f"columns with two values have no normal scores and are standardised instead: "
       f"{listing(left)}",
-      UserWarning,
+      TwoValuesWarning,
       stacklevel=3,
     )
   return tuple(maps)

@@ -1,12 +1,14 @@
 """Every field of a run, its default, and the check that it makes sense."""
 
+import contextlib
 import math
 from typing import Any
 
 import ml_collections
 
+from fedbnr_jax import algorithms
 from fedbnr_jax.algorithms import exact, noise, pfedgp
-from fedbnr_jax.data import columns, preprocessing
+from fedbnr_jax.data import columns, preprocessing, scores
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import aggregation
 from fedbnr_jax.federated.participation import STATISTICS_FROM
@@ -14,7 +16,8 @@ from fedbnr_jax.federated.partition import PARTITIONERS
 from fedbnr_jax.gp import experts, urk
 from fedbnr_jax.names import require_choice
 
-AUTO = "auto"  # The method that stands for whichever is best; see auto.py.
+AUTO = algorithms.CHOICE  # A method, and a reading of inputs, that are left open.
+_SCORED = ("fedbnr-ard",)  # Methods that read the paper's data as scores, too.
 # Fields of `data` for people's own tables, whose intervals are calibrated: that costs a
 # tenth of the training rows, or, of a small table, the time of five more trainings.
 CALIBRATED = {"calibration": 0.1, "calibration_folds": 5}
@@ -168,8 +171,8 @@ def base() -> ml_collections.ConfigDict:
 
   # For method "auto", which tries fedbnr-ard in several ways, and trains the best.
   config.auto = ml_collections.ConfigDict()
-  config.auto.inputs = "standard,scores"  # Readings of config.data.inputs to try.
-  # Kernels to try: the first with every reading, the others with the better one.
+  # Kernels to try: the first with every reading of the inputs that config.data.inputs
+  # allows, the others with the better one.
   config.auto.kernels = "blend+additive+linear"
   config.auto.seconds = 0.0  # After which no further trial begins; 0: no limit.
 
@@ -201,9 +204,10 @@ def base() -> ml_collections.ConfigDict:
   # as {"age": [0, 120], "sex": ["f", "m"]}, the target included. They take the place of
   # the training rows' means and deviations; values outside are clipped.
   config.data.bounds = ""
-  # Numeric inputs: "standard", of mean zero and deviation one; or "scores", the normal
-  # quantiles of their ranks among the training rows, for columns with long tails.
-  config.data.inputs = "standard"
+  # Numeric inputs: "standard", of mean zero and deviation one; "scores", the normal
+  # quantiles of their ranks among the training rows, for columns with long tails; or
+  # "auto": method auto compares both, and for the others see `inputs_of`.
+  config.data.inputs = "auto"
   # Table: what becomes of missing cells of features; an "error"; or "impute": training
   # medians, an input that says where, and a category of their own.
   config.data.missing = "error"
@@ -253,7 +257,7 @@ _CHOICES = {
   "dtype": ("float32", "float64"),
   "partition": ("auto", "column", *PARTITIONERS),
   "data.source": ("synthetic", "uci", "table"),
-  "data.inputs": preprocessing.INPUTS,
+  "data.inputs": (AUTO, *preprocessing.INPUTS),
   "data.missing": columns.MISSING,
   "mean.scales": aggregation.SCALES,
   "statistics_from": STATISTICS_FROM,
@@ -338,7 +342,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
     if get(config, name) < 0:
       raise InputError(f"config.{name} must not be negative, got {get(config, name)}.")
   for name, private in (("data.inputs", "standard"), ("data.missing", "error")):
-    if config.data.bounds and get(config, name) != private:
+    if config.data.bounds and get(config, name) not in (private, AUTO):
       raise InputError(
         f"config.{name} is {get(config, name)!r}, but quantiles of the rows would give "
         f"away what config.data.bounds is to keep: choose {private!r}, or leave the "
@@ -402,6 +406,29 @@ def _validate_distillation(kd: ml_collections.ConfigDict) -> None:
     raise InputError(f"config.kd.alpha must not be negative, got {kd.alpha}.")
   if not 0 < kd.fraction < 1:
     raise InputError(f"config.kd.fraction must lie between 0 and 1, got {kd.fraction}.")
+
+
+def inputs_of(config: ml_collections.ConfigDict) -> str:
+  """Says how numeric inputs are read, one of `preprocessing.INPUTS`.
+
+  Where the config leaves it open, people's own tables are read as scores, and the
+  paper's data as the paper has them, but for methods that do better with scores. With
+  declared bounds nothing may be read of the rows, and so no quantile.
+  """
+  if config.data.inputs != AUTO:
+    return config.data.inputs
+  if config.data.bounds:
+    return "standard"
+  own_table = config.data.source == "table"
+  return "scores" if own_table or config.method in _SCORED else "standard"
+
+
+def left_open(
+  config: ml_collections.ConfigDict,
+) -> contextlib.AbstractContextManager[None]:
+  """Leaves out warnings about a reading of inputs that the config does not ask for."""
+  asked = config.data.inputs != AUTO
+  return contextlib.nullcontext() if asked else scores.unasked()
 
 
 def get(config: ml_collections.ConfigDict, path: str) -> Any:

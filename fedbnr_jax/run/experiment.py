@@ -237,13 +237,14 @@ def _preprocessor(
   if bounds is not None:
     made = Preprocessor.from_bounds(dataset.features, dataset.target_name, bounds)
   else:
-    made = Preprocessor.fit(
-      dataset.features.iloc[split.train],
-      dataset.targets[split.train],
-      dataset.target_name,
-      inputs=config.data.inputs,
-      missing=config.data.missing,
-    )
+    with config_lib.left_open(config):
+      made = Preprocessor.fit(
+        dataset.features.iloc[split.train],
+        dataset.targets[split.train],
+        dataset.target_name,
+        inputs=config_lib.inputs_of(config),
+        missing=config.data.missing,
+      )
   if config.data.raw_target and not dataset.standardised_error:
     made = dataclasses.replace(made, target_mean=0.0, target_std=1.0)
   return made

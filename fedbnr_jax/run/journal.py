@@ -119,10 +119,38 @@ class Journal:
       return
     record = _record(number, self.experiment, state, info, validation, test)
     record["seconds"] = seconds
+    best = best_round([*self.history, record], self.score) == number
+    self._keep(record, state, state if best else self.best, on_round)
+
+  def take_over(
+    self,
+    history: list[Record],
+    last: Any,
+    best: Any,
+    on_round: Callable[[Record], None],
+  ) -> Any:
+    """Takes rounds done elsewhere as its own, and returns the state to go on from.
+
+    Args:
+      history: Their records.
+      last: The state after them.
+      best: The state after the best of them.
+      on_round: Is called with each record.
+    """
+    for record in history:
+      self._keep(record, last, best, on_round)
+    return last
+
+  def _keep(
+    self,
+    record: Record,
+    state: Any,
+    best: Any,
+    on_round: Callable[[Record], None],
+  ) -> None:
+    """Keeps the record of the next round, and the states after it."""
     self.history.append(record)
-    self.last = state
-    if best_round(self.history, self.score) == number:
-      self.best = state
+    self.last, self.best, number = state, best, len(self.history)
     if self._folder and self._checkpoints:
       # The row first: a row without a checkpoint is dropped and made anew, but a
       # checkpoint without its row would leave a gap.

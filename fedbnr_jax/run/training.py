@@ -40,6 +40,7 @@ def train(
   program: Program,
   folder: RunFolder | None = None,
   on_round: Callable[[Record], None] | None = None,
+  begun: Result | None = None,
 ) -> Result:
   """Runs rounds until `patience` of them bring no better validation score.
 
@@ -49,11 +50,13 @@ def train(
     folder: Where records and checkpoints go, and where a stopped run is taken up
       again, to the same bits as if it had not stopped; in memory only without it.
     on_round: Called with every new record, for a progress display.
+    begun: The first rounds of this very training, if they were done in memory before;
+      they are taken over unless the folder holds some already.
 
   Raises:
     NonFiniteError: If a loss or score is not finite.
   """
-  (result,) = _train([experiment], program, [folder], on_round, _ONE)
+  (result,) = _train([experiment], program, [folder], on_round, _ONE, begun)
   if isinstance(result, NonFiniteError):
     raise result
   return result
@@ -99,12 +102,14 @@ def _train(
   folders: Sequence[RunFolder | None],
   on_round: Callable[[Record], None] | None,
   axis: _Axis,
+  begun: Result | None = None,
 ) -> list[Result | NonFiniteError]:
+  on_round = on_round or (lambda _: None)
   journals = [
     Journal(experiment, folder)
     for experiment, folder in zip(experiments, folders, strict=True)
   ]
-  _loop(journals, program, on_round or (lambda _: None), axis)
+  _loop(journals, program, on_round, axis, begun)
   return [
     journal.failure
     or Result(journal.best, journal.history, journal.score, journal.last)
@@ -117,6 +122,7 @@ def _loop(
   program: Program,
   on_round: Callable[[Record], None],
   axis: _Axis,
+  begun: Result | None,
 ) -> None:
   """Runs rounds, for all trainings side by side, until the last is finished."""
   mesh = journals[0].experiment.algorithm.placement.mesh
@@ -128,6 +134,8 @@ def _loop(
     journal.resume(axis.part(jax.tree.map(np.array, state), index))
     for index, journal in enumerate(journals)
   ]
+  if begun is not None and mesh is None and not journals[0].history:
+    states = [journals[0].take_over(begun.history, begun.last, begun.state, on_round)]
   if any(journal.history for journal in journals):
     state = placement.replicate(axis.join(states), mesh)
   while not all(journal.finished for journal in journals):
