@@ -50,6 +50,7 @@ COLUMNS = (
   *("rows", "inputs", "settings"),
 )
 _ALL = (*pooled_models.MODELS, *algorithms.METHODS, config_lib.AUTO)
+_FOR_POOLED = "central"  # The method whose run pooled models share.
 _POOLED = 1  # What stands for the number of clients where all rows are pooled.
 
 
@@ -73,6 +74,8 @@ def config_of(table: str, method: str, num_clients: int, seed: int) -> Any:
   fields: dict[str, Any] = {"method": method, "num_clients": num_clients, "seed": seed}
   # All train on the same rows: none is set aside for intervals.
   fields |= {f"data.{name}": 0 for name in config_lib.CALIBRATED}
+  if method == _FOR_POOLED:  # Those who pool see inputs as they are.
+    fields |= {"data.inputs": "standard"}
   if table in uci.PAPER:
     base = f"configs/uci.py:{table}"
   else:
@@ -99,7 +102,7 @@ def own_clients(table: str) -> int:
 def result(job: Job) -> dict[str, Any]:
   """Trains and scores: the columns of a row that are not its key."""
   pooled = job.method in pooled_models.MODELS
-  method = "central" if pooled else job.method
+  method = _FOR_POOLED if pooled else job.method
   config = config_of(job.table, method, job.num_clients, job.seed)
   dataset = experiment.load_dataset(config)
   started = time.perf_counter(), time.process_time()

@@ -31,14 +31,12 @@ def _strange():
   return frame.assign(y=400.0 - frame["y"])
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def _trained(folder, method):
   """A trained run, its table, the rows it was trained on, and new ones."""
-  folder = tmp_path_factory.mktemp("membership")
   table = _frame(80, 0)
   table.to_csv(folder / "table.csv", index=False)
   config = tiny(
-    method="fedbnr-ev",  # With noise that varies.
+    method=method,
     data__source="table",
     data__path=str(folder / "table.csv"),
     data__target="y",
@@ -53,6 +51,12 @@ def run(tmp_path_factory):
   for name, frame in {**rows, "new": _frame(37, 1), "strange": _strange()}.items():
     frame.to_csv(folder / f"{name}.csv", index=False)
   return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A run with noise that varies."""
+  return _trained(tmp_path_factory.mktemp("membership"), "fedbnr-ev")
 
 
 def _update(folder, capsys, **tables):
@@ -97,7 +101,9 @@ def test_a_ledger_keeps_how_held_out_rows_have_scaled_error_bars():
     np.testing.assert_allclose(getattr(again, name), wanted, rtol=1e-4, atol=1e-6)
 
 
-def test_rows_join_and_leave_exactly(run, capsys):
+@pytest.mark.parametrize("method", ["fedbnr-ev", "fedbnr-ard"])
+def test_rows_join_and_leave_exactly(method, run, tmp_path, capsys):
+  run = run if method == "fedbnr-ev" else _trained(tmp_path, method)
   trained = model.load(run / "run")
   at_first = (run / "run" / "posterior.npz").read_bytes()
   try:
