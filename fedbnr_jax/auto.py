@@ -21,6 +21,7 @@ import numpy as np
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import read_object, write_json
+from fedbnr_jax.gp import urk
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import processes, training
 from fedbnr_jax.run.config import AUTO, base, differences, get
@@ -49,18 +50,16 @@ _SMALL = 400  # Up to so many rows there are as many inducing inputs.
 # choose between them, because the evidence of more may fit training rows too well.
 _MOST_ROUNDS = 2
 _SECONDS = 20  # Within which no candidate is compiled and trained.
-# Fields that a user may expect to be read, with what is read in their place.
-_UNREAD = {
-  **dict.fromkeys(("kernel", "sparse.kernel"), "auto.kernels"),
-  **dict.fromkeys(
-    (
-      *("num_samples", "posterior_samples"),
-      *(f"sparse.{name}" for name in ("start_samples", "start_steps", "num_samples")),
-      *("sparse.posterior_samples",),
-    ),
-    "",
-  ),
-}
+# With declared bounds a private release may follow, of which fewer features are better,
+# and to which sizes that follow the number of rows would add what they are not to tell.
+PRIVATE_METHOD = "fedbnr-ev"
+# Fields that a user may expect to be read. Presets of the paper's data set others too.
+_UNREAD = (
+  *("kernel", "num_samples", "posterior_samples"),
+  *("sparse.kernel", "sparse.start_samples", "sparse.start_steps"),
+  *("sparse.num_samples", "sparse.posterior_samples"),
+)
+_UNREAD_OF_TABLES = ("noise", "learning_rate", "num_local_steps", "hidden_size")
 
 
 class Candidate(NamedTuple):
@@ -122,11 +121,13 @@ def choose(
     InputError: If the config or the data cannot be used, or time does not suffice.
   """
   plain = check(config, dataset)
+  if config.data.bounds:
+    return Choice(_private(config), tuple(trials))
   num_rows, started = _num_rows(plain), time.monotonic()
   first, *others = _listed(config.auto.kernels)
   readings = [config.data.inputs]
   if config.data.inputs == AUTO:
-    readings = ["standard"] if config.data.bounds else ["standard", "scores"]
+    readings = ["standard", "scores"]
   done = {trial.name: trial for trial in trials}
   begun: dict[str, training.Result] = {}
 
@@ -220,6 +221,13 @@ def choose_in(
   return choice
 
 
+def record(
+  folder: RunFolder, config: ml_collections.ConfigDict, choice: Choice
+) -> None:
+  """Writes what was tried in memory into the folder, as `choose_in` does."""
+  write_json(folder.candidates, _content(config, choice.trials, choice.config))
+
+
 def _content(
   config: ml_collections.ConfigDict,
   trials: Sequence[Trial],
@@ -241,7 +249,11 @@ def check(config: ml_collections.ConfigDict, dataset: Dataset) -> Experiment:
   """
   _check_fields(config)
   first, *_ = _listed(config.auto.kernels)
-  return _built(Candidate("standard", first).config(config), dataset)
+  plain = Candidate("standard", first).config(config)
+  # Sizes follow from the rows, which are not counted yet.
+  plain.sparse.start_samples = plain.sparse.posterior_samples = 0
+  plain.sparse.num_samples = _START
+  return _built(plain, dataset)
 
 
 def _check_fields(config: ml_collections.ConfigDict) -> None:
@@ -251,19 +263,32 @@ def _check_fields(config: ml_collections.ConfigDict) -> None:
       "method 'auto' chooses for one seed: leave config.num_seeds at 1, or train the "
       "seeds one after another, as launch.sweep does."
     )
-  usual = base()
-  for name, instead in _UNREAD.items():
+  if config.compare_clients:
+    raise InputError(
+      "config.compare_clients trains every client alone by the method's own settings, "
+      "which 'auto' has none of: choose a method, such as 'fedbnr-ev'."
+    )
+  usual, own_table = base(), config.data.source == "table"
+  for name in (*_UNREAD, *(_UNREAD_OF_TABLES if own_table else ())):
     if get(config, name) != get(usual, name):
-      remedy = f"config.{instead} says what it tries" if instead else "it sees to that"
       raise InputError(
         f"config.{name} is {get(config, name)!r}, but method 'auto' does not read it: "
-        f"{remedy}; or choose a method, such as {METHOD!r}."
+        f"choose a method, such as {METHOD!r}; config.auto.kernels says what it tries."
       )
+  for kernel in _listed(config.auto.kernels):
+    urk.parts(kernel)
   if config.auto.seconds and not config.auto.seconds >= _SECONDS:
     raise InputError(
       f"config.auto.seconds is {config.auto.seconds:g}, too few for one candidate: "
       f"give at least {_SECONDS}, or 0 for no limit."
     )
+
+
+def _private(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """Takes the method for data with declared bounds; nothing is tried."""
+  result = ml_collections.ConfigDict(config.to_dict())
+  result.method = PRIVATE_METHOD
+  return result
 
 
 def _try(
@@ -273,7 +298,10 @@ def _try(
   num_rows: int,
   program_for: Callable[[Experiment], Program],
 ) -> tuple[Trial, training.Result | None]:
-  """Trains a candidate for its first round, and scores it."""
+  """Trains a candidate for its first round; returns its score and its training.
+
+  Where that diverged, there is neither.
+  """
   started = time.monotonic()
   trial = _sized(candidate.config(config), num_rows)
   trial.num_rounds = 1
@@ -291,7 +319,8 @@ def _try(
   score = math.log(max(rmse, 1e-300))
   num_held_out = len(experiment.validation.y)
   if num_held_out < _ENOUGH:
-    # log p(y of all) = log p(y trained on) + log p(y held out | y trained on).
+    # log p(y of all) = log p(y trained on) + log p(y held out | y trained on), but that
+    # held-out rows have scaled their own error bars a little.
     total = num_rows * train_nll + num_held_out * val_nll
     score = total / (num_rows + num_held_out)
   return Trial(candidate.name, score, rmse, val_nll, train_nll, seconds), result

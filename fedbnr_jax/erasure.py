@@ -85,6 +85,8 @@ def _of_training(folder: RunFolder) -> list[str]:
     "metrics.csv, summary.json: scores and numbers of rows of the training",
     "data.json: a digest of the whole table, for whoever has it to compare with",
   ]
+  if folder.candidates.exists():
+    lines.append(f"{folder.candidates.name}: scores of what was tried, and sizes")
   if folder.released.exists():
     lines.append(f"{folder.released.name}/: the private release of all training rows")
   if (folder.path / "privacy").exists():

@@ -154,11 +154,20 @@ class FittedRun:
   dataset: Dataset
   result: training.Result
   calibrated: Calibration | None = None
+  # The config as it was given, and what method `auto` made of it.
+  chosen: tuple[ml_collections.ConfigDict, auto.Choice] | None = None
 
   def save(self, workdir: str | os.PathLike[str]) -> None:
     """Writes the folder that a training in `workdir` would have left."""
     with precision.float64():
-      workflow.save(self.config, self.dataset, self.result, workdir, self.calibrated)
+      workflow.save(
+        self.config,
+        self.dataset,
+        self.result,
+        workdir,
+        self.calibrated,
+        self.chosen,
+      )
 
 
 def _train(
@@ -173,9 +182,11 @@ def _train(
       workflow.train(config, folder, progress, dataset)
       return model_lib.load(folder)
     precision.warn_of_float32()
-    given, begun = config, None
+    given, begun, chosen = config, None, None
     if config.method == config_lib.AUTO:
-      config, _, begun = auto.choose(config, dataset, workflow.program_for)
+      choice = auto.choose(config, dataset, workflow.program_for)
+      config, begun = choice.config, choice.begun
+      chosen = given, choice._replace(begun=None)
     with config_lib.left_open(given):
       experiment = experiment_lib.build(config, dataset)
     program = workflow.program_for(experiment)
@@ -188,7 +199,7 @@ def _train(
       progress.close()
     calibrated = calibration.of_training(experiment, program, result)
     fitted = model_lib.from_result(experiment, result, calibrated)
-  run = FittedRun(config, dataset, result, calibrated)
+  run = FittedRun(config, dataset, result, calibrated, chosen)
   return dataclasses.replace(fitted, source=run)
 
 

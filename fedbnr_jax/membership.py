@@ -123,21 +123,31 @@ def opened(
   """The ledger of a model that was trained on rows with these statistics and tags."""
   trained, offset, scale = state.server.posterior, None, 1.0
   if trained.noise_offset is not None:
-    # The trained σ and λ are those of the evidence, scaled by held-out rows perhaps; or
-    # they were found in another way, and leave no trace in error bars of the function.
-    by_evidence = blr.fit_evidence(jax.tree.map(jnp.asarray, stats))
-    ratio, other = (
-      float(mine) / float(own)
-      for mine, own in zip(
-        (trained.noise_std, trained.prior_std), by_evidence, strict=True
-      )
+    noise_std, prior_std = blr.fit_evidence(jax.tree.map(jnp.asarray, stats))
+    params = state.server.params
+    scale = (
+      _factor(trained, noise_std, prior_std)
+      or _factor(trained, params.noise_std, params.prior_std)
+      or 1.0
     )
-    if math.isclose(ratio, other, rel_tol=_SAME):
-      scale = ratio
-    offset = float(trained.noise_offset) + 2.0 * math.log(ratio / scale)
+    # The trained σ need not be the evidence's.
+    ratio = float(trained.noise_std) / (scale * float(noise_std))
+    offset = float(trained.noise_offset) + 2.0 * math.log(ratio)
   training = make_part("", stats, tags)
   ledger = Ledger(training, kernel_digest(state), offset, held_out, held_out[:0])
   return ledger._replace(scale=scale)
+
+
+def _factor(
+  fitted: blr.Posterior, noise_std: jax.Array, prior_std: jax.Array
+) -> float | None:
+  """Finds the factor that σ and λ of a posterior have both got since they were these.
+
+  Held-out rows scale all error bars so. None if σ and λ differ in another way.
+  """
+  factor = float(fitted.noise_std) / float(noise_std)
+  other = float(fitted.prior_std) / float(prior_std)
+  return factor if math.isclose(factor, other, rel_tol=_SAME) else None
 
 
 def of_training(experiment: Experiment, state: State) -> Ledger | None:

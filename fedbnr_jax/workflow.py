@@ -257,8 +257,17 @@ def save(
   result: training.Result,
   workdir: str | os.PathLike[str],
   calibrated: Calibration | None = None,
+  chosen: tuple[ml_collections.ConfigDict, auto.Choice] | None = None,
 ) -> None:
   """Writes the folder of a training that was done in memory, as `train` would have.
+
+  Args:
+    config: Of the training.
+    dataset: Its rows.
+    result: What it has reached.
+    workdir: The folder; made if need be.
+    calibrated: Its calibration, if there is one.
+    chosen: The config of method `auto`, and what it has chosen, if it has.
 
   Raises:
     InputError: If the folder holds something else, or this run with rows that joined
@@ -272,6 +281,8 @@ def save(
   with explain_os_errors(folder.path), alone_in(folder.path):
     if ledger_file.changes(folder.posterior):
       raise rows_have_changed(folder)
+    if chosen is not None:
+      auto.record(folder, *chosen)
     folder.claim_experiment(experiment)
     folder.keep_metrics(result.history)
     checkpoints, number = Checkpoints(folder.checkpoints), len(result.history)

@@ -11,18 +11,16 @@ from fedbnr_jax.data import load_table
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment, training
 from fedbnr_jax.run.records import RunFolder
-from tests.runs import assert_refused, assert_same_bits, table, timeless, tiny
+from tests.runs import assert_refused, assert_same_bits, table, timeless
 
 FIELDS = {"auto__kernels": "matern32+linear,gaussian+linear"}
 
 
 def config_of(**fields):
   """A config of method auto, whose own fields are as they come."""
-  config = tiny()
-  usual = config_lib.base()
-  config.num_samples, config.sparse = usual.num_samples, usual.sparse
+  config = config_lib.base()
+  config.method, config.num_clients = "auto", 2
   config.sparse.num_steps = 2
-  config.method = "auto"
   for name, value in fields.items():
     config.update_from_flattened_dict({name.replace("__", "."): value})
   return config
@@ -121,7 +119,7 @@ def test_no_trial_begins_when_time_is_up(monkeypatch):
   ],
 )
 def test_sizes_fit_the_table(num_rows, sizes):
-  config = auto._sized(tiny(), num_rows)
+  config = auto._sized(config_of(), num_rows)
   sparse = config.sparse
   assert (
     sparse.start_samples,
@@ -150,6 +148,9 @@ def test_few_held_out_rows_are_judged_with_the_evidence(quick):
     ({"kernel": "gaussian"}, ("config.kernel is 'gaussian'", "config.auto.kernels")),
     ({"sparse__kernel": "gaussian"}, ("config.sparse.kernel", "config.auto.kernels")),
     ({"num_samples": 7}, ("config.num_samples is 7", "does not read it")),
+    ({"hidden_size": 7, "data__source": "table"}, ("config.hidden_size is 7",)),
+    ({"compare_clients": True}, ("config.compare_clients", "'fedbnr-ev'")),
+    ({"auto__kernels": "gaussian,matern33"}, ("matern33", "matern32")),
     ({"sparse__posterior_samples": 7}, ("posterior_samples", "'fedbnr-ard'")),
   ],
 )
@@ -162,18 +163,26 @@ def test_what_it_cannot_do_is_refused(fields, words):
   [
     ({"data__inputs": "standard"}, "standard"),
     ({"data__inputs": "scores"}, "scores"),
-    ({"data__bounds": '{"x1": [-4, 4], "x2": [-4, 4], "y": [-9, 9]}'}, "standard"),
   ],
 )
 def test_a_reading_that_is_given_is_not_compared(monkeypatch, fields, reading):
-  """Under declared bounds nothing is read of the rows, and so no quantile."""
   names = scored(monkeypatch, {})
-  config = config_of(auto__kernels="matern32+linear", **fields)
+  config = chosen(config_of(auto__kernels="matern32+linear", **fields))
+  assert (config.method, config.data.inputs) == ("fedbnr-ard", reading)
+  assert names == []
+
+
+def test_declared_bounds_leave_nothing_to_choose(monkeypatch):
+  """Sizes by the number of rows, or quantiles, would tell what bounds are to keep."""
+  names = scored(monkeypatch, {})
+  given = config_of(data__bounds='{"x1": [-4, 4], "x2": [-4, 4], "y": [-9, 9]}')
   rows = pd.DataFrame(np.random.default_rng(0).normal(size=(80, 3)))
   rows.columns = ["x1", "x2", "y"]
-  config = chosen(config, load_table(rows, target="y"))
-  assert (config.method, config_lib.inputs_of(config)) == ("fedbnr-ard", reading)
+  config = chosen(given, load_table(rows, target="y"))
   assert names == []
+  assert (config.method, config_lib.inputs_of(config)) == ("fedbnr-ev", "standard")
+  config.method = given.method
+  assert config == given
 
 
 def test_a_training_goes_on_from_its_trial_to_the_same_bits(quick):
@@ -221,6 +230,11 @@ def test_a_model_of_it_is_like_any_other(quick, monkeypatch, tmp_path, small):
     "scores matern32+linear",
   ]
   assert content["chosen"]["data"]["inputs"] == model.config.data.inputs
+  # What was saved is found finished, as what was trained in its folder is.
+  for name in ("saved", "run"):
+    monkeypatch.setattr(training, "train", None)
+    again = fit(frame, target="y", folder=tmp_path / name, **options)
+    assert again.summary == load(tmp_path / name).summary
 
 
 def test_a_stopped_choice_goes_on_and_a_finished_run_is_known(

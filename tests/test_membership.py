@@ -1,6 +1,7 @@
 """Rows that join and leave against a posterior computed from scratch."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fedbnr_jax import ledger_file, membership, model, workflow
 from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.data import load_table
+from fedbnr_jax.gp import blr
 from fedbnr_jax.ledger import make_part
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import training
@@ -87,18 +89,26 @@ def _assert_posterior(state, wanted):
     assert gap <= 1e-8 * np.linalg.norm(np.asarray(b))
 
 
-def test_a_ledger_keeps_how_held_out_rows_have_scaled_error_bars():
+@pytest.mark.parametrize("draws", [0, 6])
+def test_a_ledger_keeps_how_held_out_rows_have_scaled_error_bars(draws):
   """Those of the function too: σ and λ have the factor, as they had in training."""
   rows = load_table(_frame(80, 0), target="y", client="site")
-  config = tiny(method="fedbnr-ard", sparse__noise="rescaled", data__client="site")
+  config = tiny(method="fedbnr-ard", sparse__posterior_samples=draws)
+  config.sparse.noise, config.data.client = "rescaled", "site"
   run = experiment_lib.build(config, rows)
   state = training.train(run, workflow.program_for(run)).state
   ledger = membership.of_training(run, state)
   assert abs(ledger.scale - 1.0) > 0.01
-  again = membership.with_posterior(state, ledger).server.posterior
-  for name in ("noise_std", "prior_std", "noise_offset"):
-    wanted = getattr(state.server.posterior, name)
-    np.testing.assert_allclose(getattr(again, name), wanted, rtol=1e-4, atol=1e-6)
+  trained, again = (
+    one.server.posterior for one in (state, membership.with_posterior(state, ledger))
+  )
+  evidence = blr.fit_evidence(jax.tree.map(jnp.asarray, ledger.stats))
+  np.testing.assert_allclose(again.prior_std, ledger.scale * evidence[1], rtol=1e-6)
+  # The noise is what it was, whatever σ.
+  level = [one.noise_std**2 * np.exp(one.noise_offset) for one in (trained, again)]
+  np.testing.assert_allclose(*level, rtol=1e-4)
+  if draws:  # The trained σ and λ were those of the evidence.
+    np.testing.assert_allclose(again.prior_std, trained.prior_std, rtol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["fedbnr-ev", "fedbnr-ard"])

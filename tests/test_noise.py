@@ -1,6 +1,7 @@
 """Noise that varies with the input, from sums over clients."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -278,6 +279,18 @@ def test_error_bars_are_scaled_to_held_out_errors():
   assert covered == pytest.approx(0.9, abs=0.05)
   ratio = [one.prior_std / one.noise_std for one in (narrow, got)]
   np.testing.assert_allclose(ratio[0], ratio[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 40])
+def test_rows_that_are_predicted_exactly_do_not_end_all_doubt(num_rows):
+  """Nine rows in ten without an error, or one row alone, shrink no bar to nothing."""
+  features, targets, _ = _rows()
+  fitted = _fit(features, targets)
+  some = features[:num_rows]
+  exact = np.array(_predict(fitted, some)[0])
+  exact[num_rows // 2 + 1 :: 20] += 5.0
+  got = blr.rescaled(some, jnp.asarray(exact), fitted)
+  assert 0.2 < got.noise_std / fitted.noise_std < 5.0
 
 
 def test_a_run_scales_its_bars_by_validation_rows_alone():

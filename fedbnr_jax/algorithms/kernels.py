@@ -57,6 +57,12 @@ def wide_from_config(
   return from_config(config, wanted, largest_input) if wanted else None
 
 
+def name_of(config: ml_collections.ConfigDict) -> str:
+  """Names the kernel that the method has."""
+  name: str = _fields(config)["kernel"]
+  return name
+
+
 def draws_field(config: ml_collections.ConfigDict) -> str:
   """Names the field that says how many draws the last layer has."""
   wide = _fields(config)["posterior_samples"]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbnr_jax import ledger_file, model, precision
+from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import blr, urk
 from fedbnr_jax.gp.kernel_model import features_of
@@ -69,9 +70,10 @@ def load_run(workdir: str | os.PathLike[str]) -> TrainedRun:
   trained.require_global_layer()
   feature_map = kernel_of(trained.config, trained.preprocessor.largest_input)
   if feature_map.norm_bound is None:
+    name = kernels.name_of(trained.config)
     raise InputError(
-      f"the features of kernel {trained.config.kernel!r} have no bounded norm, and so "
-      "no sensitivity: train a kernel of cosines and sines, such as 'deep' or "
+      f"the features of kernel {name!r} have no bounded norm, and so no sensitivity: "
+      "train a kernel of cosines and sines, such as 'deep' or "
       "'gaussian'; a linear part needs data.inputs=scores, or data.bounds."
     )
   with precision.float64():

@@ -120,45 +120,35 @@ class Journal:
     record = _record(number, self.experiment, state, info, validation, test)
     record["seconds"] = seconds
     best = best_round([*self.history, record], self.score) == number
-    self._keep(record, state, state if best else self.best, on_round)
+    self.keep([record], state, state if best else self.best, on_round)
 
-  def take_over(
+  def keep(
     self,
-    history: list[Record],
+    records: list[Record],
     last: Any,
     best: Any,
     on_round: Callable[[Record], None],
-  ) -> Any:
-    """Takes rounds done elsewhere as its own, and returns the state to go on from.
+  ) -> None:
+    """Keeps the records of the next rounds, also of rounds that were done elsewhere.
 
     Args:
-      history: Their records.
+      records: One a round.
       last: The state after them.
-      best: The state after the best of them.
+      best: The state after the best round so far.
       on_round: Is called with each record.
     """
-    for record in history:
-      self._keep(record, last, best, on_round)
-    return last
-
-  def _keep(
-    self,
-    record: Record,
-    state: Any,
-    best: Any,
-    on_round: Callable[[Record], None],
-  ) -> None:
-    """Keeps the record of the next round, and the states after it."""
-    self.history.append(record)
-    self.last, self.best, number = state, best, len(self.history)
+    self.history += records
+    self.last, self.best = last, best
     if self._folder and self._checkpoints:
-      # The row first: a row without a checkpoint is dropped and made anew, but a
+      # The rows first: a row without a checkpoint is dropped and made anew, but a
       # checkpoint without its row would leave a gap.
-      self._folder.append_metrics(record)
-      history = seal_lib.extended(self._seal.history, record)
-      self._seal = self._seal._replace(history=history)
-      self._checkpoints.save(Saved(number, state, self.best), self._seal)
-    on_round(record)
+      for record in records:
+        self._folder.append_metrics(record)
+        history = seal_lib.extended(self._seal.history, record)
+        self._seal = self._seal._replace(history=history)
+      self._checkpoints.save(Saved(len(self.history), last, best), self._seal)
+    for record in records:
+      on_round(record)
 
 
 def finished(

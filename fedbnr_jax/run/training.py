@@ -134,8 +134,9 @@ def _loop(
     journal.resume(axis.part(jax.tree.map(np.array, state), index))
     for index, journal in enumerate(journals)
   ]
-  if begun is not None and mesh is None and not journals[0].history:
-    states = [journals[0].take_over(begun.history, begun.last, begun.state, on_round)]
+  if begun is not None and not journals[0].history:
+    journals[0].keep(begun.history, begun.last, begun.state, on_round)
+    states = [begun.last]
   if any(journal.history for journal in journals):
     state = placement.replicate(axis.join(states), mesh)
   while not all(journal.finished for journal in journals):

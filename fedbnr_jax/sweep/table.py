@@ -8,6 +8,7 @@ import ml_collections
 import pandas as pd
 
 from fedbnr_jax.files import TEXT, explain_os_errors, replacing
+from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run.records import RunFolder
 from fedbnr_jax.sweep.grid import Run
 
@@ -75,6 +76,8 @@ class RunTable:
       return []
     fields = {f"config.{name}": v for name, v in run.fields if name not in known}
     row = known | (summary or {}) | fields | state
+    if config.method == config_lib.AUTO:
+      row["method"] = config.method  # The summary has the name of what was chosen.
     counts = [{"num_clients": count} for count in run.counts if len(run.counts) > 1]
     return [row | count for count in counts or [{}]]
 

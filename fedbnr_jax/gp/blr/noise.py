@@ -26,10 +26,11 @@ from fedbnr_jax.gp.blr.statistics import SufficientStats, masked, sufficient_sta
 
 # δ, added to r²/σ², bounds the logarithm where a residual happens to be zero.
 _FLOOR = 1e-3
-# Error bars count as right for so many rows before held-out ones are looked at: a mean
-# of N squares is off by √(2/N), and bars of a sound model seldom by more than a third.
+# Error bars count as right for so many rows before held-out ones are looked at: a scale
+# by N rows is off by about 1/√N, and bars of a sound model seldom by more than a third.
 _AS_PREDICTED = 20.0
 _LEVEL = 0.9  # Of the intervals that held-out rows set.
+_APART = 3.0  # By which these and the mean of squares may differ at most.
 
 
 class NoiseMoments(struct.PyTreeNode):
@@ -162,9 +163,9 @@ def rescaled(features: jax.Array, targets: jax.Array, fitted: Posterior) -> Post
   """Returns the posterior with all error bars scaled to the errors of held-out rows.
 
   σ and λ have one factor, so that the mean, which depends on their ratio, is still that
-  of the statistics. The 90 % intervals then cover 90 % of these rows: where errors have
-  long tails, a mean of their squares would make every interval but the widest too wide.
-  Few rows change the bars less than their own chance would.
+  of the statistics. The 90 % intervals then cover about 90 % of these rows: where
+  errors have long tails, a mean of their squares would make every interval but the
+  widest too wide. Few rows change the bars less than their own chance would.
 
   Args:
     features: [N, M] features of rows that the posterior was not conditioned on.
@@ -177,8 +178,9 @@ def rescaled(features: jax.Array, targets: jax.Array, fitted: Posterior) -> Post
   by_squares = jnp.sqrt((jnp.sum(off**2) + _AS_PREDICTED) / (num_rows + _AS_PREDICTED))
   place = min(math.ceil(_LEVEL * (num_rows + 1)), num_rows)
   reach = jax.scipy.stats.norm.ppf(jnp.asarray(0.5 * (1.0 + _LEVEL), off.dtype))
-  tiny = jnp.finfo(off.dtype).tiny
-  by_quantile = jnp.maximum(jnp.sort(off)[place - 1] / reach, tiny)
+  by_quantile = jnp.sort(off)[place - 1] / reach
+  # Where nine rows in ten are predicted exactly, the tenth still tells of errors.
+  by_quantile = jnp.clip(by_quantile, by_squares / _APART, by_squares * _APART)
   few = _AS_PREDICTED / (num_rows + _AS_PREDICTED)
   factor = jnp.exp((1.0 - few) * jnp.log(by_quantile) + few * jnp.log(by_squares))
   return fitted.replace(
