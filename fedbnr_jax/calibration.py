@@ -2,7 +2,8 @@
 
 These rows were set aside before training, so that the promise of `gp/conformal.py`
 holds. Where there are too few to set aside, the training is repeated without each fold
-of its rows, and each fold is scored by the model that has not seen it. What follows is
+of its rows, up to the round that was its best, and each fold is scored by the model
+that has not seen it. What follows is
 then true of the models of the folds, and of the one that was trained on all rows only
 as far as it is like them; it is more accurate, if anything. Inputs are standardised,
 and inducing inputs drawn, by all training rows.

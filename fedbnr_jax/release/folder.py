@@ -1,8 +1,8 @@
 """The folder `released/`, which can be handed over: what stands in it.
 
 It holds the kernel, the noisy statistics, the declared bounds, and what was promised:
-nothing that was read off the rows without noise, but for the kernel's parameters, of
-which it says so.
+nothing that was read off the rows without noise, but for the kernel's parameters and
+inducing inputs, of which it says so.
 """
 
 import importlib.metadata

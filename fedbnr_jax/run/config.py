@@ -80,7 +80,8 @@ def base() -> ml_collections.ConfigDict:
   config.replicate.noise_scale = 0.5
 
   config.ard = ml_collections.ConfigDict()  # For stationary kernels.
-  config.ard.length_scale = 1.0  # Initial, of every input, in units of √D.
+  # Initial, of every input, in units of √D; of a Laplacian by inducing inputs, of D.
+  config.ard.length_scale = 1.0
   # Features: "fourier", by random frequencies; "inducing", by inputs that are drawn
   # from what sums over the clients say of theirs.
   config.ard.basis = "fourier"

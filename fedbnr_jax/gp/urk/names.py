@@ -32,8 +32,9 @@ def ard(
 
   Args:
     num_samples: S: frequencies, of two features each, or inducing inputs.
-    spectrum: One of `SPECTRA`, or, with inducing inputs, `BLEND`.
-    length_scale: Initial ℓ of every input, in units of √D.
+    spectrum: One of `SPECTRA`, or, with inducing inputs, of `INDUCED`.
+    length_scale: Initial ℓ of every input, in units of √D; of a Laplacian with inducing
+      inputs, of D.
     basis: "fourier" for random frequencies, "inducing" for inducing inputs.
     isotropic: Whether all inputs share one ℓ after all.
     orthogonal: Whether frequencies are orthogonal in blocks.
