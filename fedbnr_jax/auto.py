@@ -97,7 +97,7 @@ class Choice(NamedTuple):
   """The config to train, and what was tried before it was chosen."""
 
   config: ml_collections.ConfigDict
-  trials: tuple[Trial, ...]
+  trials: tuple[Trial, ...] = ()
   begun: training.Result | None = None  # Its first round, if that was a trial just now.
 
 
@@ -107,6 +107,7 @@ def choose(
   program_for: Callable[[Experiment], Program],
   trials: Sequence[Trial] = (),
   on_trial: Callable[[Trial], None] = lambda trial: None,
+  on_begin: Callable[[str], None] = lambda name: None,
 ) -> Choice:
   """Tries candidates one after another, and returns the best as a config.
 
@@ -116,6 +117,7 @@ def choose(
     program_for: Gives the jitted program of an experiment.
     trials: Those of an earlier call that was stopped; they are not repeated.
     on_trial: Is called after each trial.
+    on_begin: Is called with the name of each candidate before it is tried.
 
   Raises:
     InputError: If the config or the data cannot be used, or time does not suffice.
@@ -141,6 +143,7 @@ def choose(
     if candidate.name not in done:
       if processes.from_first(is_late()):
         return False
+      on_begin(candidate.name)
       trial, result = _try(candidate, config, dataset, num_rows, program_for)
       done[candidate.name] = trial
       if result is not None:
@@ -193,6 +196,7 @@ def choose_in(
   config: ml_collections.ConfigDict,
   dataset: Dataset,
   program_for: Callable[[Experiment], Program],
+  on_begin: Callable[[str], None] = lambda name: None,
 ) -> Choice:
   """Chooses as `choose` does, and keeps each trial in the folder.
 
@@ -216,7 +220,7 @@ def choose_in(
     trials.append(trial)
     write(None)
 
-  choice = choose(config, dataset, program_for, tuple(trials), on_trial)
+  choice = choose(config, dataset, program_for, tuple(trials), on_trial, on_begin)
   write(choice.config)
   return choice
 

@@ -184,7 +184,9 @@ def _train(
     precision.warn_of_float32()
     given, begun, chosen = config, None, None
     if config.method == config_lib.AUTO:
-      choice = auto.choose(config, dataset, workflow.program_for)
+      choice = auto.choose(
+        config, dataset, workflow.program_for, on_begin=progress.trying
+      )
       config, begun = choice.config, choice.begun
       chosen = given, choice._replace(begun=None)
     with config_lib.left_open(given):

@@ -22,8 +22,15 @@ class ProgressBar:
     self._disable = disable
     self._bar: tqdm | None = None
 
+  def trying(self, name: str) -> None:
+    """Says which candidate method `auto` tries, as long as it does."""
+    if self._bar is None:
+      self._bar = tqdm(bar_format="{desc}", leave=False, disable=self._disable)
+    self._bar.set_description_str(f"auto tries {name}")
+
   def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
     """Draws the bar of `num_runs` trainings, some rounds of which may be done."""
+    self.close()
     self._bar = tqdm(
       total=experiment.config.num_rounds * num_runs,
       initial=rounds_done,

@@ -32,6 +32,9 @@ from fedbnr_jax.run.records import Record, RunFolder, as_json
 class Progress(Protocol):
   """What watches a run, such as a progress bar."""
 
+  def trying(self, name: str) -> None:
+    """Takes notice that method `auto` tries a candidate of this name."""
+
   def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
     """Takes notice that rounds begin; `rounds_done` were done by an earlier start."""
 
@@ -53,6 +56,7 @@ class Outcome(NamedTuple):
       alone, where the config asks for it.
     failure: Says which of several seeds diverged, if one did; the others are complete.
     result: The training, if it was one, in the process that wrote its files.
+    trials: What method `auto` has tried before it, if it has.
   """
 
   was_finished: bool = False
@@ -60,6 +64,7 @@ class Outcome(NamedTuple):
   comparison: str | None = None
   failure: training.NonFiniteError | None = None
   result: training.Result | None = None
+  trials: Sequence[auto.Trial] = ()
 
 
 def train(
@@ -89,9 +94,10 @@ def train(
     return Outcome(was_finished=True)
   if processes.is_first():
     precision.warn_of_float32()
-  given, begun = config, None
+  given, choice = config, auto.Choice(config)
   if config.method == config_lib.AUTO:
-    config, _, begun = _chosen(config, folder, dataset)
+    choice = _chosen(config, folder, dataset, progress)
+    config = choice.config
   with config_lib.left_open(given):
     experiments = processes.all_do(
       lambda: (
@@ -108,12 +114,16 @@ def train(
     if processes.from_first(bool(done)):
       return Outcome(was_finished=True)
     if len(experiments) == 1:
-      return train_one(experiments[0], folder, progress, begun)
+      outcome = train_one(experiments[0], folder, progress, choice.begun)
+      return outcome._replace(trials=choice.trials)
     return train_seeds(config, experiments, folder, progress, lock)
 
 
 def _chosen(
-  config: ml_collections.ConfigDict, folder: RunFolder, dataset: Dataset | None
+  config: ml_collections.ConfigDict,
+  folder: RunFolder,
+  dataset: Dataset | None,
+  progress: Progress | None,
 ) -> auto.Choice:
   """Lets method `auto` choose, alone in the run's folder."""
   rows = processes.all_do(
@@ -123,7 +133,8 @@ def _chosen(
   processes.all_do(lambda: auto.check(config, rows))  # Before there is a folder.
   with explain_os_errors(folder.path), contextlib.ExitStack() as lock:
     processes.first_does(lambda: lock.enter_context(alone_in(folder.path)))
-    return auto.choose_in(folder, config, rows, program_for)
+    on_begin = progress.trying if progress else lambda name: None
+    return auto.choose_in(folder, config, rows, program_for, on_begin)
 
 
 def train_one(

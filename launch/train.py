@@ -37,6 +37,9 @@ def train(config: ml_collections.ConfigDict, workdir: str) -> None:
   if outcome.was_finished:
     print(f"{workdir}: this run is finished; its results are in summary.json.")
     return
+  for trial in outcome.trials:
+    error = "diverged" if trial.val_rmse is None else f"{trial.val_rmse:.4g}"
+    print(f"tried {trial.name}: validation RMSE {error} ({trial.seconds:.1f} s)")
   for summary in outcome.summaries:
     print(report.summary_text(summary))
     warn_of_coverage(summary)

@@ -1,16 +1,21 @@
 """Method `auto`: what is tried, what is taken, and what a folder keeps of it."""
 
 import json
+import types
+import warnings
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from configs import csv as csv_config
 from fedbnr_jax import auto, fit, load, workflow
 from fedbnr_jax.data import load_table
+from fedbnr_jax.progress import ProgressBar
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment, training
 from fedbnr_jax.run.records import RunFolder
+from launch import train as launch_train
 from tests.runs import assert_refused, assert_same_bits, table, timeless
 
 FIELDS = {"auto__kernels": "matern32+linear,gaussian+linear"}
@@ -103,7 +108,9 @@ def test_scores_have_an_advantage(monkeypatch):
 def test_no_trial_begins_when_time_is_up(monkeypatch):
   names = scored(monkeypatch, {"standard matern32+linear": 1.0})
   clock = iter([0.0, *np.arange(30.0, 300.0, 30.0)])
-  monkeypatch.setattr(auto.time, "monotonic", lambda: next(clock))
+  # Not that of everybody: other threads look at the clock, too.
+  stub = types.SimpleNamespace(monotonic=lambda: next(clock))
+  monkeypatch.setattr(auto, "time", stub)
   config = chosen(config_of(auto__seconds=40.0, **FIELDS))
   assert names == ["standard matern32+linear"]
   assert config.data.inputs == "standard"
@@ -235,6 +242,24 @@ def test_a_model_of_it_is_like_any_other(quick, monkeypatch, tmp_path, small):
     monkeypatch.setattr(training, "train", None)
     again = fit(frame, target="y", folder=tmp_path / name, **options)
     assert again.summary == load(tmp_path / name).summary
+
+
+def test_what_was_tried_is_shown_and_printed(quick, monkeypatch, tmp_path, capsys):
+  rows = table(80)
+  rows.features.assign(y=rows.targets).to_csv(tmp_path / "t.csv", index=False)
+  config = csv_config.get_config()
+  config.auto.kernels, config.num_clients = "matern32+linear", 2
+  config.data.update({"path": str(tmp_path / "t.csv"), "target": "y"})
+  config.data.calibration_folds = 0
+  shown = []
+  monkeypatch.setattr(ProgressBar, "trying", lambda self, name: shown.append(name))
+  with warnings.catch_warnings(action="ignore"):  # Of eight test rows.
+    launch_train.train(config, str(tmp_path / "run"))
+  assert shown == ["standard matern32+linear", "scores matern32+linear"]
+  told = capsys.readouterr().out
+  assert [line.split(":")[0] for line in told.splitlines()[:2]] == [
+    f"tried {name}" for name in shown
+  ]
 
 
 def test_a_stopped_choice_goes_on_and_a_finished_run_is_known(
