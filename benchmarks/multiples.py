@@ -5,13 +5,14 @@ python -m benchmarks.multiples [--output=benchmarks/results/multiples.png]
 
 The first panel has the paper's ten cells, means over the seeds that a method and
 boosting have in common; the second every other table of the comparators' file, where
-the reference is the better of boosting and CatBoost. Below one is better than what
+the reference is the better of boosting and CatBoost. Left of one is better than what
 someone who may pool all rows would take. Prints both as tables, with the rows they
 rest on.
 """
 
 import argparse
 import pathlib
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +24,8 @@ from fedbnr_jax.report.figures import COLOURS, new_axes, save
 REFERENCES = ("boosting", "catboost", "catboost-rmse")
 _FROM_TABLE = ("fedbnr-exact", "fedbnr-ev", "fedloc")
 _MARKERS = "os^Dvx"
+_ENDS, _TICKS = (0.3, 3.0), (0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0)
+_BETTER = "#EEF6EE"  # Behind points that are better than the reference.
 
 
 def read(comparators: pathlib.Path, table: pathlib.Path) -> pd.DataFrame:
@@ -60,26 +63,62 @@ def multiples(runs: pd.DataFrame, reference: tuple[str, ...]) -> pd.DataFrame:
 
 
 def draw(panels: list[tuple[str, pd.DataFrame]], path: pathlib.Path) -> None:
-  """Draws a panel for each title and frame of `multiples`, cells from left to right."""
-  widths = [frame.groupby(["dataset", "num_clients"]).ngroups for _, frame in panels]
-  figure, axes = new_axes(1, len(panels), (4 + 0.45 * sum(widths), 4.5))
+  """Draws a panel for each title and frame of `multiples`, a line a cell.
+
+  Lines are in the order of the frame. What lies beyond the ends of the axis stands at
+  its end, with its number.
+  """
+  heights = [frame.groupby(["dataset", "num_clients"]).ngroups for _, frame in panels]
+  size = (6.5 * len(panels), 1.6 + 0.28 * max(heights))
+  figure, axes = new_axes(1, len(panels), size)
   methods = list(dict.fromkeys(m for _, frame in panels for m in frame.method))
   for ax, (title, frame) in zip(axes, panels, strict=True):
     cells = list(dict.fromkeys(zip(frame.dataset, frame.num_clients, strict=True)))
-    for number, method in enumerate(methods):
+    ax.set_xscale("log")
+    ax.axvspan(_ENDS[0] / 2, 1.0, color=_BETTER, zorder=0)
+    ax.axvline(1.0, color="#222222", linewidth=1)
+    for number, method in reversed(list(enumerate(methods))):  # The first on top.
       own = frame[frame.method == method]
+      if own.empty:
+        continue
       places = [
         cells.index(cell) for cell in zip(own.dataset, own.num_clients, strict=True)
       ]
       style = {"color": COLOURS[number % len(COLOURS)], "marker": _MARKERS[number % 6]}
-      ax.plot(places, own.multiple, linestyle="", label=method, **style)
-    ax.axhline(1.0, color="#222222", linewidth=1)
-    ax.set_yscale("log")
-    ax.set_xticks(range(len(cells)), [_label(*cell) for cell in cells], rotation=60)
-    ax.set_title(title, loc="left", fontsize=10)
-    ax.set_ylabel("error, as a multiple")
-    ax.legend(frameon=False, fontsize=8)
+      shown = np.clip(own.multiple, *_ENDS)
+      ax.plot(shown, places, linestyle="", label=method, markersize=7, **style)
+    for place, (_, own) in enumerate(
+      frame.groupby(["dataset", "num_clients"], sort=False)
+    ):
+      _note_beyond(ax, own.multiple.to_numpy(), place)
+    ax.set_yticks(range(len(cells)), [_label(*cell) for cell in cells])
+    ax.set_ylim(len(cells) - 0.5, -0.5)
+    ax.set_xlim(_ENDS[0] / 2, _ENDS[1] * 2)
+    ax.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+    ax.minorticks_off()
+    ax.set_title(title, loc="left", fontsize=11)
+    handles, labels = ax.get_legend_handles_labels()
+    if labels:
+      ax.legend(handles[::-1], labels[::-1], frameon=False, fontsize=8)
   save(figure, path)
+
+
+def _note_beyond(ax: Any, values: np.ndarray, place: int) -> None:
+  """Writes the numbers of a line that lie beyond the ends of the axis."""
+  low, high = _ENDS
+  for beyond, end, side, offset in (
+    (values[values < low], low, "right", -7),
+    (values[values > high], high, "left", 7),
+  ):
+    ax.annotate(
+      ", ".join(f"{value:.2g}" for value in np.sort(beyond)),
+      (end, place),
+      xytext=(offset, 0),
+      textcoords="offset points",
+      ha=side,
+      va="center",
+      fontsize=7,
+    )
 
 
 def _label(dataset: str, num_clients: int) -> str:
@@ -99,13 +138,16 @@ def main() -> None:
   runs = read(options.comparators, options.table)
   in_paper = runs.dataset.isin(uci.PAPER)
   cells = multiples(runs[in_paper], ("boosting",))
-  others = multiples(runs[~in_paper], REFERENCES)
-  panels = [("of pooled boosting's", cells), ("of boosting's or CatBoost's", others)]
+  others = multiples(runs[~in_paper], REFERENCES).sort_values("multiple")
+  panels = [
+    ("Error as a multiple of pooled boosting's", cells),
+    ("Other tables: of the better of boosting and CatBoost", others),
+  ]
   draw([(title, frame) for title, frame in panels if len(frame)], options.output)
   for title, frame in panels:
     if frame.empty:
       continue
-    print(f"\nError as a multiple {title}:\n")
+    print(f"\n{title}:\n")
     print(tools.markdown(frame.to_dict("records")))
     for method, own in frame.groupby("method"):
       print(f"geometric mean of {method}: {np.exp(np.log(own.multiple).mean()):.3f}")
