@@ -5,14 +5,16 @@ import re
 
 import numpy as np
 import pandas as pd
+import pytest
 
 _README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
 _SMALLER = {
   "num_samples=50, hidden_size=200": "num_samples=3, hidden_size=4",
   "num_local_steps=50": "num_local_steps=2",
   "range(20)": "range(2)",
-  'method="fedbnr-ev"': 'method="fedbnr", num_rounds=2, kernel="gaussian", '
-  "num_samples=3, num_local_steps=1, progress=False",
+  'client="site", seed=0': 'client="site", seed=0, progress=False, inputs="scores", '
+  'num_rounds=1, auto__kernels="gaussian", data__calibration_folds=0, '
+  "data__calibration=0.0",
 }
 
 
@@ -26,6 +28,7 @@ def _blocks() -> list[str]:
   return text.split("\0")
 
 
+@pytest.mark.filterwarnings("ignore::fedbnr_jax.run.coverage.CoverageWarning")
 def test_blocks_of_the_readme_run(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   rng = np.random.default_rng(0)
