@@ -1,4 +1,4 @@
-"""What the README shows in Python runs as it stands, with smaller numbers."""
+"""What README and docs show in Python runs as it stands, with smaller numbers."""
 
 import pathlib
 import re
@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-_README = pathlib.Path(__file__).resolve().parents[1] / "README.md"
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PAGES = ("README.md", "docs/howto/compose.md")
 _SMALLER = {
   "num_samples=50, hidden_size=200": "num_samples=3, hidden_size=4",
   "num_local_steps=50": "num_local_steps=2",
@@ -19,8 +20,9 @@ _SMALLER = {
 
 
 def _blocks() -> list[str]:
-  """Returns the README's blocks of Python, with smaller numbers."""
-  blocks = re.findall(r"```python\n(.*?)```", _README.read_text(), re.DOTALL)
+  """Returns the blocks of Python, page by page, with smaller numbers."""
+  pages = "".join((_ROOT / page).read_text() for page in _PAGES)
+  blocks = re.findall(r"```python\n(.*?)```", pages, re.DOTALL)
   text = "\0".join(blocks)
   for large, small in _SMALLER.items():
     assert text.count(large) == 1, large
@@ -29,7 +31,7 @@ def _blocks() -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore::fedbnr_jax.run.coverage.CoverageWarning")
-def test_blocks_of_the_readme_run(tmp_path, monkeypatch):
+def test_blocks_of_the_pages_run(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   rng = np.random.default_rng(0)
   x = rng.normal(size=(40, 2)).astype(np.float32)  # The type of a federation.
@@ -49,3 +51,24 @@ def test_blocks_of_the_readme_run(tmp_path, monkeypatch):
   exec(compose, names)
   assert np.shape(names["mean"]) == (40,)
   assert int(names["state"].server.num_rounds) == 2
+
+
+def test_links_lead_somewhere():
+  """Those to files, from README and from every page."""
+  missing = [
+    f"{page.relative_to(_ROOT)}: {target}"
+    for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)\)", page.read_text())
+    if not (page.parent / target).exists()
+  ]
+  assert missing == []
+
+
+def test_the_readme_is_short():
+  assert len((_ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_pages_with_python_are_run():
+  pages = [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]
+  shown = [p for p in pages if "```python" in p.read_text()]
+  assert [str(page.relative_to(_ROOT)) for page in shown] == list(_PAGES)
