@@ -1,20 +1,26 @@
 """Clients inside one program against a plain loop, in any portions, on any devices."""
 
+import dataclasses
 import functools
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fedbnr_jax import workflow
+from fedbnr_jax.data import load_table
 from fedbnr_jax.federated import federation
-from fedbnr_jax.federated.collectors import map_clients
+from fedbnr_jax.federated.collectors import OnDevice, map_clients
+from fedbnr_jax.federated.exchange import Exchange
 from fedbnr_jax.federated.placement import Placement
+from fedbnr_jax.run import experiment, training
 from tests import four_devices, methods
-from tests.runs import assert_refused, assert_same_bits
+from tests.runs import assert_refused, assert_same_bits, tiny
 
 NUM_CLIENTS = 5
 OFFSET = np.array([0.5, -2.0])
@@ -203,3 +209,49 @@ def test_float32_predicts_the_same_but_for_rounding(on_four_devices):
   error = four_devices.difference(found[-2:], predictions)
   print(f"float32 on 4 devices and on 1, in norm: {whole}, of predictions {error}")
   assert error < 1e-2
+
+
+# --------------------------------------------------------------- clients in groups
+
+
+def _answer(down, own, rows):
+  (message, _), kept, report = _fn(down, own, rows)
+  return message, kept, {"most": report["most"]}
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+def test_groups_of_clients_give_what_all_at_once_give(batch_size):
+  """Each with padding of its own; in float64, to the last digits."""
+  own, rows = _own(), _rows()
+  sizes = rows.mask.sum(axis=1)
+  groups = (
+    federation.Group(int(max(sizes[[0, 3]])), (0, 3)),
+    federation.Group(int(max(sizes[[1, 2, 4]])), (1, 2, 4)),
+  )
+  exchange = Exchange("test", None, _answer, None, any_length=True)
+
+  def collected(groups, exchange=exchange):
+    whole = federation.Federation(rows, groups=groups)
+    collector = OnDevice(whole, Placement(batch_size))
+    return jax.jit(lambda own: collector(exchange, jnp.asarray(OFFSET), own, None))(own)
+
+  plain = collected(())
+  chex.assert_trees_all_close(collected(groups), plain, rtol=1e-12)
+  # An exchange that keeps something of the length of the rows is not divided.
+  whole = exchange._replace(client=_fn, any_length=False)
+  assert collected(groups, whole).reports["cube"].shape == rows.y.shape
+
+
+def test_a_method_does_not_notice_groups(monkeypatch):
+  monkeypatch.setattr(federation, "_SAVED_ROWS", 10)
+  rows = np.random.default_rng(1).normal(size=(90, 3))
+  frame = pd.DataFrame(rows, columns=["a", "b", "y"])
+  frame["site"] = ["large"] * 60 + ["s", "t", "u"] * 10
+  config = tiny(method="fedbnr-ard", num_rounds=2, data__client="site")
+  run = experiment.build(config, load_table(frame, target="y", client="site"))
+  assert len(run.federation.groups) == 2
+  plain = dataclasses.replace(run, federation=run.federation.replace(groups=()))
+  program = workflow.program_for(run)
+  scores = [training.train(one, program).history[-1] for one in (run, plain)]
+  for name in ("train_nll", "val_rmse", "test_nll"):
+    assert scores[0][name] == pytest.approx(scores[1][name], rel=1e-5)

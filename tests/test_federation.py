@@ -4,6 +4,8 @@ import chex
 import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import federation
@@ -128,3 +130,26 @@ def test_padding_becomes_zero_whatever_it_held():
     x=np.where(rows.mask[..., None], rows.x, np.nan), y=np.where(rows.mask, rows.y, 7.0)
   )
   assert_same_bits(jax.jit(federation.zero_padding)(dirty), rows)
+
+
+SIZES = st.lists(st.integers(1, 3000), min_size=1, max_size=40)
+
+
+@given(SIZES)
+def test_groups_are_all_clients_and_save_padding(sizes):
+  groups = federation.groups_of(sizes)
+  whole = len(sizes) * max(sizes)
+  if not groups:
+    return
+  assert sorted(k for group in groups for k in group.clients) == [*range(len(sizes))]
+  for group in groups:
+    assert group.num_rows == max(sizes[k] for k in group.clients)
+  padded = sum(group.num_rows * len(group.clients) for group in groups)
+  assert whole - padded >= max(1000, 0.3 * whole)
+
+
+def test_clients_of_like_sizes_are_one_group():
+  assert federation.groups_of([700, 698, 701, 640]) == ()
+  assert federation.groups_of([40, 3, 2, 5]) == ()  # Not worth compiling for.
+  large, small = federation.groups_of([10, 900, 20, 15])
+  assert (large, small) == ((900, (1,)), (20, (0, 2, 3)))

@@ -214,7 +214,9 @@ def condition(
       stats=stats, posterior=posterior, num_clients=total.num_clients
     )
 
-  return Exchange("statistics", broadcast, client, server, everybody, prepare)
+  return Exchange(
+    "statistics", broadcast, client, server, everybody, prepare, any_length=True
+  )
 
 
 # ------------------------------------------------------------ noise that varies
@@ -283,9 +285,10 @@ def learn_noise(
     return state.replace(posterior=fitted)
 
   shape, scale = summing(blr.noise_moments), summing(blr.noise_ratio)
+  both = (everybody, prepare, True)
   return (
-    Exchange("noise shape", first_down, shape, set_shape, everybody, prepare),
-    Exchange("noise scale", second_down, scale, set_scale, everybody, prepare),
+    Exchange("noise shape", first_down, shape, set_shape, *both),
+    Exchange("noise scale", second_down, scale, set_scale, *both),
   )
 
 

@@ -164,7 +164,12 @@ def follow_gradient(
     return state.replace(params=keep_above(min_noise_std, trial), optimizer=descent)
 
   return Exchange(
-    "gradient", broadcast, client, server, prepare=partial(_ready, feature_map)
+    "gradient",
+    broadcast,
+    client,
+    server,
+    prepare=partial(_ready, feature_map),
+    any_length=True,
   )
 
 

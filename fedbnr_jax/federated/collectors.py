@@ -67,6 +67,8 @@ class OnDevice:
       members = jnp.ones(num_clients, bool) if members is None else members
       own, rows, members = pad_clients((own, rows, members), size)
     prepared = exchange.prepare(down, jnp.zeros_like(rows.x[0, :1]))
+    if self.federation.groups and exchange.any_length and members is None:
+      return self._in_groups(exchange.client, prepared, own)
     collected = map_clients(
       exchange.client, prepared, own, rows, self.placement, members
     )
@@ -74,6 +76,25 @@ class OnDevice:
       return collected
     real = jax.tree.map(lambda leaf: leaf[:num_clients], collected[1:])
     return Collected(collected.total, *real)
+
+  def _in_groups(self, fn: ClientFn, prepared: Any, own: Own) -> Collected:
+    """Computes clients of unlike sizes apart, each group with padding of its own."""
+    groups, found = self.federation.groups, []
+    for group in groups:
+      chosen = np.asarray(group.clients)
+      rows = jax.tree.map(
+        lambda leaf, chosen=chosen, group=group: leaf[chosen, : group.num_rows],
+        self.federation.clients,
+      )
+      mine = jax.tree.map(lambda leaf, chosen=chosen: leaf[chosen], own)
+      found.append(map_clients(fn, prepared, mine, rows, self.placement))
+    totals = [one.total for one in found]
+    total = jax.tree.map(lambda *leaves: sum(leaves[1:], start=leaves[0]), *totals)
+    places = np.argsort(np.concatenate([group.clients for group in groups]))
+    kept = jax.tree.map(
+      lambda *leaves: jnp.concatenate(leaves)[places], *(one[1:] for one in found)
+    )
+    return Collected(total, *kept)
 
 
 def map_clients(

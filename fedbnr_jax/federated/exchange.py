@@ -75,6 +75,9 @@ class Exchange(NamedTuple):
   # Whether clients that do not train in this round take part in this exchange too.
   everybody: bool = False
   prepare: Prepare = as_received
+  # Whether nothing that a client keeps, sends or reports has the length of its rows, so
+  # that a simulation may cut their padding.
+  any_length: bool = False
 
   def answer(self, down: Message, own: Own, rows: Rows) -> tuple[Message, Own, Report]:
     """Does all that a client does when a message has arrived."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -22,6 +22,10 @@ class Rows(struct.PyTreeNode):
 
 
 _FILES = ("x", "y", "mask")
+# Clients of unlike sizes are divided into groups if that saves so many rows of padding,
+# and such a share of all; the seconds that another group takes to compile are then
+# worth it. More clients than this make too long a list.
+_SAVED_ROWS, _SAVED_SHARE, _MOST_GROUPED = 1000, 0.3, 1000
 
 
 class ServerSet(struct.PyTreeNode):
@@ -29,6 +33,13 @@ class ServerSet(struct.PyTreeNode):
 
   x: jax.Array  # [Q, D]
   y: jax.Array  # [Q]
+
+
+class Group(NamedTuple):
+  """Clients of similar size, whose rows end before the padding of larger ones does."""
+
+  num_rows: int  # The rows of the largest of them.
+  clients: tuple[int, ...]  # Their numbers.
 
 
 class Federation(struct.PyTreeNode):
@@ -41,6 +52,9 @@ class Federation(struct.PyTreeNode):
   inputs: Any = ()
   # Empty clients at the end of the axis K, which give every device as many.
   num_padding: int = struct.field(pytree_node=False, default=0)
+  # Large and small clients, where padding all to the largest would be mostly padding;
+  # else (), and all are computed alike.
+  groups: tuple[Group, ...] = struct.field(pytree_node=False, default=())
 
   @property
   def num_clients(self) -> int:
@@ -95,7 +109,36 @@ def build(
     y[index, : len(part)] = targets[part]
     mask[index, : len(part)] = True
   arrays: Any = (x, y, mask) if on_host else (jnp.asarray(a) for a in (x, y, mask))
-  return Federation(Rows(*arrays))
+  return Federation(Rows(*arrays), groups=groups_of([len(part) for part in parts]))
+
+
+def groups_of(sizes: Sequence[int]) -> tuple[Group, ...]:
+  """Divides clients into large and small ones, if that saves enough padding.
+
+  Two groups, because what clients do is compiled for each.
+
+  Args:
+    sizes: [K] rows of each client.
+
+  Returns:
+    Two groups that have all clients, or ().
+  """
+  num_clients = len(sizes)
+  if not 2 <= num_clients <= _MOST_GROUPED:
+    return ()
+  order = np.argsort(np.negative(sizes), kind="stable")
+  falling = np.asarray(sizes)[order]
+  # With the k largest in one group, the other's largest is the next.
+  large = np.arange(1, num_clients)
+  padded = large * falling[0] + (num_clients - large) * falling[1:]
+  best, whole = int(np.argmin(padded)), num_clients * int(falling[0])
+  if whole - padded[best] < max(_SAVED_ROWS, _SAVED_SHARE * whole):
+    return ()
+  ends = ((0, best + 1), (best + 1, num_clients))
+  return tuple(
+    Group(int(falling[first]), tuple(int(k) for k in np.sort(order[first:end])))
+    for first, end in ends
+  )
 
 
 def save_clients(clients: Rows, folder: str | os.PathLike[str]) -> None:
@@ -145,16 +188,17 @@ def with_rows(federation: Federation, num_rows: int) -> Federation:
     lambda a: np.pad(a, [(0, 0), (0, missing)] + [(0, 0)] * (a.ndim - 2)),
     federation.clients,
   )
-  return federation.replace(clients=clients)
+  # Federations that are padded alike are computed alike.
+  return federation.replace(clients=clients, groups=())
 
 
 def pooled(federation: Federation) -> Federation:
   """Gives all rows to one client."""
   one = jax.tree.map(lambda a: a.reshape(1, -1, *a.shape[2:]), federation.clients)
-  return federation.replace(clients=one, num_padding=0)
+  return federation.replace(clients=one, num_padding=0, groups=())
 
 
 def single_client(federation: Federation, index: int) -> Federation:
   """Keeps one of the clients and leaves the others out."""
   one = jax.tree.map(lambda a: a[index : index + 1], federation.clients)
-  return federation.replace(clients=one, num_padding=0)
+  return federation.replace(clients=one, num_padding=0, groups=())
