@@ -9,7 +9,7 @@ WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null ||
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format clean
+.PHONY: help demo test lint format docs clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,8 +30,11 @@ format: $(VENV)/.installed-dev ## Rewrite the sources in the project's format.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(VENV)/.installed-docs ## Build the pages into docs/_build/html; warnings are errors.
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
 clean: ## Remove the environment, caches and build products; keep runs/.
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
@@ -55,4 +58,9 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "Installing fedbnr_jax and its development tools into $(VENV) (a few minutes the first time)"
 	@$(PIP_INSTALL) -e '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing fedbnr_jax and the tools of its docs into $(VENV)"
+	@$(PIP_INSTALL) -e '.[docs]'
 	@touch $(VENV)/.installed $@
