@@ -18,16 +18,17 @@ from typing import Any, NamedTuple
 import ml_collections
 import numpy as np
 
+from fedbnr_jax import candidates
+from fedbnr_jax.candidates import Choice, Trial
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.files import read_object, write_json
 from fedbnr_jax.gp import urk
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import processes, training
-from fedbnr_jax.run.config import AUTO, base, differences, get
+from fedbnr_jax.run.config import AUTO, base, get
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program
-from fedbnr_jax.run.records import RunFolder, as_json
+from fedbnr_jax.run.records import RunFolder
 
 METHOD = "fedbnr-ard"
 # Beyond so many deviations a cell squashes the rest of its column, and a linear part
@@ -79,26 +80,6 @@ class Candidate(NamedTuple):
     result.data.inputs = self.inputs
     result.sparse.kernel = self.kernel
     return result
-
-
-class Trial(NamedTuple):
-  """What became of a candidate; scores are None where its training diverged."""
-
-  name: str
-  # Log error of held-out rows, or, where they are few, nats a row; the lowest wins.
-  score: float | None
-  val_rmse: float | None
-  val_nll: float | None
-  train_nll: float | None
-  seconds: float
-
-
-class Choice(NamedTuple):
-  """The config to train, and what was tried before it was chosen."""
-
-  config: ml_collections.ConfigDict
-  trials: tuple[Trial, ...] = ()
-  begun: training.Result | None = None  # Its first round, if that was a trial just now.
 
 
 def choose(
@@ -164,33 +145,6 @@ def choose(
   return Choice(chosen, tuple(done.values()), begun.get(best.name))
 
 
-def recorded(
-  config: ml_collections.ConfigDict, folder: RunFolder
-) -> tuple[ml_collections.ConfigDict | None, tuple[Trial, ...]]:
-  """Reads what was chosen in a folder, or None, and what has been tried so far.
-
-  Raises:
-    InputError: If it was for another config, or the file is not what `choose_in` wrote.
-  """
-  path = folder.candidates
-  if not path.exists():
-    return None, ()
-  content = read_object(path)
-  try:
-    changed = differences(content["given"], as_json(config))
-    trials = tuple(Trial(**trial) for trial in content["trials"])
-    chosen = content["chosen"]
-    chosen = None if chosen is None else ml_collections.ConfigDict(chosen)
-  except (KeyError, TypeError, AttributeError) as error:
-    raise InputError(f"{path} is damaged: remove it to choose again.") from error
-  if changed:
-    raise InputError(
-      f"workdir {folder.path} belongs to another config (config.{changed[0]} differs): "
-      "choose another workdir, or remove this one."
-    )
-  return chosen, trials
-
-
 def choose_in(
   folder: RunFolder,
   config: ml_collections.ConfigDict,
@@ -204,8 +158,8 @@ def choose_in(
   """
 
   def read() -> dict[str, Any]:
-    chosen, trials = recorded(config, folder)
-    return _content(config, trials, chosen)
+    chosen, trials = candidates.read(config, folder)
+    return candidates.content(config, trials, chosen)
 
   before = processes.from_first(processes.first_does(read))
   trials = [Trial(**trial) for trial in before["trials"]]
@@ -213,8 +167,7 @@ def choose_in(
     return Choice(ml_collections.ConfigDict(before["chosen"]), tuple(trials))
 
   def write(chosen: ml_collections.ConfigDict | None) -> None:
-    content = _content(config, trials, chosen)
-    processes.first_does(lambda: write_json(folder.candidates, content))
+    processes.first_does(lambda: candidates.write(folder, config, trials, chosen))
 
   def on_trial(trial: Trial) -> None:
     trials.append(trial)
@@ -223,26 +176,6 @@ def choose_in(
   choice = choose(config, dataset, program_for, tuple(trials), on_trial, on_begin)
   write(choice.config)
   return choice
-
-
-def record(
-  folder: RunFolder, config: ml_collections.ConfigDict, choice: Choice
-) -> None:
-  """Writes what was tried in memory into the folder, as `choose_in` does."""
-  write_json(folder.candidates, _content(config, choice.trials, choice.config))
-
-
-def _content(
-  config: ml_collections.ConfigDict,
-  trials: Sequence[Trial],
-  chosen: ml_collections.ConfigDict | None,
-) -> dict[str, Any]:
-  """The content of candidates.json."""
-  return {
-    "given": as_json(config),
-    "trials": [trial._asdict() for trial in trials],
-    "chosen": None if chosen is None else as_json(chosen),
-  }
 
 
 def check(config: ml_collections.ConfigDict, dataset: Dataset) -> Experiment:

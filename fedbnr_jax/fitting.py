@@ -11,6 +11,7 @@ import pandas as pd
 
 from fedbnr_jax import auto, calibration, precision, workflow
 from fedbnr_jax import model as model_lib
+from fedbnr_jax.candidates import Choice
 from fedbnr_jax.data import Bounds, Dataset, load_table, read_bounds, tables
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.intervals import Calibration
@@ -18,8 +19,8 @@ from fedbnr_jax.model import Model
 from fedbnr_jax.names import nearest
 from fedbnr_jax.progress import ProgressBar
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import config_checks, training
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import training
 from fedbnr_jax.run.coverage import warn_of_coverage
 
 _TARGET, _CLIENT = "y", "client"  # Columns of a frame that is made from arrays.
@@ -155,7 +156,7 @@ class FittedRun:
   result: training.Result
   calibrated: Calibration | None = None
   # The config as it was given, and what method `auto` made of it.
-  chosen: tuple[ml_collections.ConfigDict, auto.Choice] | None = None
+  chosen: tuple[ml_collections.ConfigDict, Choice] | None = None
 
   def save(self, workdir: str | os.PathLike[str]) -> None:
     """Writes the folder that a training in `workdir` would have left."""
@@ -294,7 +295,7 @@ def _config(
       raise InputError(
         f"the field {given!r} cannot be {value!r}: its kind is {kind!r}."
       ) from error
-  config_lib.validate(config)
+  config_checks.validate(config)
   return config
 
 

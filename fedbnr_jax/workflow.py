@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import ml_collections
 
-from fedbnr_jax import auto, calibration, ledger_file, membership, precision
+from fedbnr_jax import auto, calibration, candidates, ledger_file, membership, precision
+from fedbnr_jax.candidates import Choice, Trial
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
@@ -21,8 +22,8 @@ from fedbnr_jax.lock import alone_in
 from fedbnr_jax.model import rows_have_changed
 from fedbnr_jax.prediction import method_key
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import config_checks, journal, processes, seal, training
 from fedbnr_jax.run import experiment as experiment_lib
-from fedbnr_jax.run import journal, processes, seal, training
 from fedbnr_jax.run.checkpoints import Checkpoints, Saved, kernel_digest
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program, make_batched_program, make_program
@@ -64,7 +65,7 @@ class Outcome(NamedTuple):
   comparison: str | None = None
   failure: training.NonFiniteError | None = None
   result: training.Result | None = None
-  trials: Sequence[auto.Trial] = ()
+  trials: Sequence[Trial] = ()
 
 
 def train(
@@ -85,7 +86,7 @@ def train(
     InputError: If the config, the data or the folder cannot be used.
     NonFiniteError: If the only training diverges.
   """
-  processes.all_do(lambda: config_lib.validate(config))
+  processes.all_do(lambda: config_checks.validate(config))
   config = processes.all_do(lambda: experiment_lib.with_bounds_read(config))
   processes.require_same("config", as_json(config))
   folder = RunFolder(workdir)
@@ -94,7 +95,7 @@ def train(
     return Outcome(was_finished=True)
   if processes.is_first():
     precision.warn_of_float32()
-  given, choice = config, auto.Choice(config)
+  given, choice = config, Choice(config)
   if config.method == config_lib.AUTO:
     choice = _chosen(config, folder, dataset, progress)
     config = choice.config
@@ -124,7 +125,7 @@ def _chosen(
   folder: RunFolder,
   dataset: Dataset | None,
   progress: Progress | None,
-) -> auto.Choice:
+) -> Choice:
   """Lets method `auto` choose, alone in the run's folder."""
   rows = processes.all_do(
     lambda: experiment_lib.load_dataset(config) if dataset is None else dataset
@@ -268,7 +269,7 @@ def save(
   result: training.Result,
   workdir: str | os.PathLike[str],
   calibrated: Calibration | None = None,
-  chosen: tuple[ml_collections.ConfigDict, auto.Choice] | None = None,
+  chosen: tuple[ml_collections.ConfigDict, Choice] | None = None,
 ) -> None:
   """Writes the folder of a training that was done in memory, as `train` would have.
 
@@ -293,7 +294,8 @@ def save(
     if ledger_file.changes(folder.posterior):
       raise rows_have_changed(folder)
     if chosen is not None:
-      auto.record(folder, *chosen)
+      given, choice = chosen
+      candidates.write(folder, given, choice.trials, choice.config)
     folder.claim_experiment(experiment)
     folder.keep_metrics(result.history)
     checkpoints, number = Checkpoints(folder.checkpoints), len(result.history)
@@ -315,7 +317,7 @@ def is_finished(
   """
   config = experiment_lib.with_bounds_read(config)
   if config.method == config_lib.AUTO:
-    chosen, _ = auto.recorded(config, folder)
+    chosen, _ = candidates.read(config, folder)
     if chosen is None:
       folder.check(config)  # It may hold another run.
       return False

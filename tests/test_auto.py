@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from configs import csv as csv_config
-from fedbnr_jax import auto, fit, load, workflow
+from fedbnr_jax import auto, candidates, fit, load, workflow
 from fedbnr_jax.data import load_table
 from fedbnr_jax.progress import ProgressBar
 from fedbnr_jax.run import config as config_lib
@@ -48,7 +48,7 @@ def scored(monkeypatch, scores):
   def tried(candidate, *_):
     names.append(candidate.name)
     score = scores.get(candidate.name)
-    return auto.Trial(candidate.name, score, score, score, score, 1.0), None
+    return candidates.Trial(candidate.name, score, score, score, score, 1.0), None
 
   monkeypatch.setattr(auto, "_try", tried)
   return names
@@ -273,7 +273,7 @@ def test_a_stopped_choice_goes_on_and_a_finished_run_is_known(
     _interrupt_after(patch, 2)
     with pytest.raises(KeyboardInterrupt):
       workflow.train(config, tmp_path, dataset=rows)
-  assert len(auto.recorded(config, RunFolder(tmp_path))[1]) == 2
+  assert len(candidates.read(config, RunFolder(tmp_path))[1]) == 2
   names.clear()
   outcome = workflow.train(config, tmp_path, dataset=rows)
   assert names == ["standard gaussian+linear"]

@@ -7,10 +7,11 @@ import pytest
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing, require_choice, suggestion
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import config_checks
 
 
 def test_base_is_valid():
-  config_lib.validate(config_lib.base())
+  config_checks.validate(config_lib.base())
 
 
 BAD = [
@@ -60,7 +61,7 @@ def test_bad_value_names_field_and_value(name: str, value: object):
   config = config_lib.base()
   config.update_from_flattened_dict({name: value})
   with pytest.raises(InputError) as caught:
-    config_lib.validate(config)
+    config_checks.validate(config)
   assert f"config.{name}" in str(caught.value)
   assert str(value) in str(caught.value)
   assert "\n" not in str(caught.value)
@@ -88,7 +89,7 @@ EDGES = [
 def test_edge_value_is_valid(name: str, value: object):
   config = config_lib.base()
   config.update_from_flattened_dict({name: value})
-  config_lib.validate(config)
+  config_checks.validate(config)
 
 
 @pytest.mark.parametrize(
@@ -98,25 +99,25 @@ def test_what_batched_seeds_cannot_do_is_refused(name: str, value: object):
   config = config_lib.base()
   config.update_from_flattened_dict({name: value, "num_seeds": 2})
   with pytest.raises(InputError, match=rf"config\.num_seeds and config\.{name}"):
-    config_lib.validate(config)
+    config_checks.validate(config)
   config.num_seeds = 1
-  config_lib.validate(config)
+  config_checks.validate(config)
 
 
 def test_last_of_the_seeds_must_fit_too():
   config = config_lib.base()
   config.seed, config.num_seeds = 2**32 - 3, 3
-  config_lib.validate(config)
+  config_checks.validate(config)
   config.seed += 1
   with pytest.raises(InputError, match=r"config\.seed must be .*2\*\*32 - 3"):
-    config_lib.validate(config)
+    config_checks.validate(config)
 
 
 def test_seed_beyond_what_a_key_holds_is_refused():
   config = config_lib.base()
   config.seed = 2**63
   with pytest.raises(InputError, match=r"config\.seed"):
-    config_lib.validate(config)
+    config_checks.validate(config)
 
 
 def test_misspelt_field_cannot_be_set():

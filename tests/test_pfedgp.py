@@ -14,6 +14,7 @@ from fedbnr_jax.algorithms import pfedgp
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import fitc, networks
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import config_checks
 from tests import methods, oracles
 from tests.methods import KEY, NUM_CLIENTS, SIZES, small
 
@@ -186,6 +187,6 @@ def test_no_inducing_inputs_are_refused():
   config = config_lib.base()
   config.pfedgp.num_inducing = 0
   with pytest.raises(InputError, match=r"pfedgp\.num_inducing"):
-    config_lib.validate(config)
+    config_checks.validate(config)
   with pytest.raises(InputError, match="num_inducing"):
     algorithms.method("pfedgp").build(config)

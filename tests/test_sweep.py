@@ -19,7 +19,7 @@ from fedbnr_jax import model
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.report import tables
 from fedbnr_jax.run import config as config_lib
-from fedbnr_jax.run import cores
+from fedbnr_jax.run import config_checks, cores
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run.records import RunFolder, as_json
 from fedbnr_jax.sweep import grid as grid_lib
@@ -170,7 +170,7 @@ def test_a_grid_that_does_not_fit_is_one_short_line(fields, parts):
 def test_configs_of_a_training_and_of_a_sweep_are_told_apart():
   assert_refused(lambda: expand(config_lib.base()), "no field 'base'", "launch.train")
   assert_refused(
-    lambda: config_lib.validate(grid(seed=(0,))), "no field 'method'", "launch.sweep"
+    lambda: config_checks.validate(grid(seed=(0,))), "no field 'method'", "launch.sweep"
   )
 
 

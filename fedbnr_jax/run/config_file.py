@@ -9,6 +9,7 @@ from fedbnr_jax import algorithms
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import read_object
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import config_checks
 
 # Any whole number is a number too; but to Python, `true` is one as well.
 _KINDS: dict[type, tuple[tuple[type, ...], str]] = {
@@ -30,7 +31,7 @@ def read(path: str | os.PathLike[str]) -> ml_collections.ConfigDict:
   _require_fields(content, config_lib.base().to_dict(), path)
   config = ml_collections.ConfigDict(content)
   try:
-    config_lib.validate(config)
+    config_checks.validate(config)
     algorithms.method(config.method)
   except InputError as error:
     raise InputError(f"{path} cannot be right: {error} Restore it.") from error

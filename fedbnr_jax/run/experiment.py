@@ -30,7 +30,7 @@ from fedbnr_jax.federated import partition as partition_lib
 from fedbnr_jax.federated.federation import Federation, ServerSet
 from fedbnr_jax.gp import urk
 from fedbnr_jax.run import config as config_lib
-from fedbnr_jax.run import input_summary, memory
+from fedbnr_jax.run import config_checks, input_summary, memory
 
 # Streams of randomness drawn from the one seed. What depends on the number of
 # clients has a stream of its own, so that the others do not.
@@ -135,7 +135,7 @@ def build(
   Raises:
     InputError: If a field or the data cannot be used.
   """
-  config_lib.validate(config)
+  config_checks.validate(config)
   method = algorithms.method(config.method)
   if not method.random_features and config.kernel != config_lib.base().kernel:
     raise InputError(
@@ -306,7 +306,7 @@ def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:
   Raises:
     InputError: If a field or the data cannot be used, or the shapes differ.
   """
-  config_lib.validate(config)
+  config_checks.validate(config)
   if config.num_seeds == 1:
     return [build(config)]
   experiments = [build(own) for own in seed_configs(config)]

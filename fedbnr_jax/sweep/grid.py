@@ -14,6 +14,7 @@ from fedbnr_jax import algorithms
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import suggestion
 from fedbnr_jax.run import config as config_lib
+from fedbnr_jax.run import config_checks
 
 _FIELDS = ("base", "arguments", "grid")  # The fields of a sweep's config.
 
@@ -149,5 +150,5 @@ def config_of(
       raise InputError(
         f"config.grid.{name} has {value!r}, which does not fit {base}: {error}."
       ) from error
-  config_lib.validate(config)
+  config_checks.validate(config)
   return config
