@@ -19,6 +19,12 @@ _SMALLER = {
 }
 
 
+def _pages() -> list[pathlib.Path]:
+  """Returns README and all pages of the docs, but for those that Sphinx has made."""
+  pages = sorted((_ROOT / "docs").rglob("*.md"))
+  return [_ROOT / "README.md", *(page for page in pages if "_build" not in page.parts)]
+
+
 def _blocks() -> list[str]:
   """Returns the blocks of Python, page by page, with smaller numbers."""
   pages = "".join((_ROOT / page).read_text() for page in _PAGES)
@@ -57,7 +63,7 @@ def test_links_lead_somewhere():
   """Those to files, from README and from every page."""
   missing = [
     f"{page.relative_to(_ROOT)}: {target}"
-    for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
+    for page in _pages()
     for target in re.findall(r"\]\((?!https?:|#)([^)#]+)\)", page.read_text())
     if not (page.parent / target).exists()
   ]
@@ -69,6 +75,5 @@ def test_the_readme_is_short():
 
 
 def test_pages_with_python_are_run():
-  pages = [_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))]
-  shown = [p for p in pages if "```python" in p.read_text()]
+  shown = [page for page in _pages() if "```python" in page.read_text()]
   assert [str(page.relative_to(_ROOT)) for page in shown] == list(_PAGES)
