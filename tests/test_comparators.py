@@ -56,7 +56,13 @@ def test_splits_are_those_of_any_method_and_any_number_of_clients(table):
   assert x.shape == (64, 2)
   # Rows are in the order of the clients.
   other_x, other_y = boosting.training_rows(other)
-  np.testing.assert_array_equal(x[np.argsort(y)], other_x[np.argsort(other_y)])
+  np.testing.assert_array_equal(np.sort(y), np.sort(other_y))
+  # Those who pool see inputs as they are, fedloc their normal scores: the same ranks.
+  ranks = [
+    np.argsort(inputs[np.argsort(targets)], axis=0)
+    for inputs, targets in ((x, y), (other_x, other_y))
+  ]
+  np.testing.assert_array_equal(*ranks)
 
 
 def test_what_fails_is_noted_and_tried_again_and_what_is_done_is_left(
