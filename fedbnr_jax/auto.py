@@ -206,7 +206,10 @@ def _check_fields(config: ml_collections.ConfigDict) -> None:
       "which 'auto' has none of: choose a method, such as 'fedbnr-ev'."
     )
   usual, own_table = base(), config.data.source == "table"
-  for name in (*_UNREAD, *(_UNREAD_OF_TABLES if own_table else ())):
+  unread = (*_UNREAD, *(_UNREAD_OF_TABLES if own_table else ()))
+  if config.data.bounds:  # The method that is then taken reads them.
+    unread = tuple(name for name in unread if name.startswith("sparse."))
+  for name in unread:
     if get(config, name) != get(usual, name):
       raise InputError(
         f"config.{name} is {get(config, name)!r}, but method 'auto' does not read it: "

@@ -183,6 +183,7 @@ def test_declared_bounds_leave_nothing_to_choose(monkeypatch):
   """Sizes by the number of rows, or quantiles, would tell what bounds are to keep."""
   names = scored(monkeypatch, {})
   given = config_of(data__bounds='{"x1": [-4, 4], "x2": [-4, 4], "y": [-9, 9]}')
+  given.hidden_size, given.kernel = 7, "gaussian"  # Which the method reads.
   rows = pd.DataFrame(np.random.default_rng(0).normal(size=(80, 3)))
   rows.columns = ["x1", "x2", "y"]
   config = chosen(given, load_table(rows, target="y"))

@@ -1,5 +1,6 @@
 """Phase 2, which kernel methods share: statistics up, σ and λ, one posterior."""
 
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import chex
@@ -285,10 +286,10 @@ def learn_noise(
     return state.replace(posterior=fitted)
 
   shape, scale = summing(blr.noise_moments), summing(blr.noise_ratio)
-  both = (everybody, prepare, True)
+  exchange = partial(Exchange, everybody=everybody, prepare=prepare, any_length=True)
   return (
-    Exchange("noise shape", first_down, shape, set_shape, *both),
-    Exchange("noise scale", second_down, scale, set_scale, *both),
+    exchange("noise shape", first_down, shape, set_shape),
+    exchange("noise scale", second_down, scale, set_scale),
   )
 
 
