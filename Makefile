@@ -30,7 +30,7 @@ format: $(VENV)/.installed-dev ## Rewrite the sources in the project's format.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.installed-docs ## Build the pages into docs/_build/html; warnings are errors.
+docs: $(VENV)/.installed-dev ## Build the pages into docs/_build/html; warnings are errors.
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
 clean: ## Remove the environment, caches and build products; keep runs/.
@@ -58,9 +58,4 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
 	@echo "Installing fedbnr_jax and its development tools into $(VENV) (a few minutes the first time)"
 	@$(PIP_INSTALL) -e '.[dev]'
-	@touch $(VENV)/.installed $@
-
-$(VENV)/.installed-docs: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "Installing fedbnr_jax and the tools of its docs into $(VENV)"
-	@$(PIP_INSTALL) -e '.[docs]'
 	@touch $(VENV)/.installed $@
