@@ -53,6 +53,29 @@ class Progress(Protocol):
     """Takes notice that the rounds have ended, well or not."""
 
 
+class Watchers:
+  """Several that watch a run as one."""
+
+  def __init__(self, *watchers: Progress) -> None:
+    self._watchers = watchers
+
+  def trying(self, name: str) -> None:
+    for one in self._watchers:
+      one.trying(name)
+
+  def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
+    for one in self._watchers:
+      one.start(experiment, rounds_done, num_runs)
+
+  def update(self, record: Record) -> None:
+    for one in self._watchers:
+      one.update(record)
+
+  def close(self) -> None:
+    for one in self._watchers:
+      one.close()
+
+
 class Outcome(NamedTuple):
   """What became of a run.
 
