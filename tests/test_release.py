@@ -29,6 +29,8 @@ from fedbnr_jax.release.noise import Scales
 from fedbnr_jax.release.publish import publish, statistics
 from fedbnr_jax.release.trained import load_run
 from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import seal
+from fedbnr_jax.run.records import RunFolder
 from launch import predict as launch_predict
 from launch import privacy as launch_privacy
 from tests.runs import assert_refused, tiny
@@ -519,6 +521,17 @@ def test_released_folder_alone_is_enough_to_predict(run, tmp_path):
   alone = release_folder.load(tmp_path / "handed over")
   again = alone.predict(pd.read_csv(table))
   np.testing.assert_allclose(again["mean"], outputs[1]["mean"], rtol=1e-6)
+
+
+def test_a_release_of_another_kernel_is_refused(run):
+  """As one that a version before wrote, whose kernel had fewer parameters."""
+  publish(run, 8.0)
+  folder = RunFolder(run / "released")
+  arrays = seal.read_arrays(folder, "model.npz")
+  kernel = [name for name in arrays if name.startswith("kernel_")]
+  del arrays[kernel[-1]]
+  seal.write_arrays(folder, "model.npz", arrays)
+  assert_refused(lambda: release_folder.load(run), "another kernel", "release again")
 
 
 def test_with_little_noise_a_release_predicts_as_the_statistics_do(run):
