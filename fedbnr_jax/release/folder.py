@@ -95,7 +95,7 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     shapes = prediction.state_shapes(config, preprocessor)
     like = shapes.server
     leaves, structure = jax.tree.flatten((like.omega, like.params.theta))
-    kernel = [arrays.get(f"kernel_{index}") for index in range(len(leaves))]
+    kernel = [arrays.get(f"kernel_{index}", ()) for index in range(len(leaves))]
     if [np.shape(one) for one in kernel] != [leaf.shape for leaf in leaves]:
       raise InputError(
         f"{folder.path / _MODEL} has another kernel than this version makes of its "
