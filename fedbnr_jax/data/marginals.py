@@ -8,7 +8,7 @@ row they belong to.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy import special
@@ -132,22 +132,47 @@ def marginal(sums: BinSums) -> Marginal:
   return Marginal(np.maximum.accumulate(sums.sums[full] / counts), levels, counts)
 
 
+class Collect(Protocol):
+  """A function that has clients count their inputs in public bins, and adds it up."""
+
+  def __call__(self, edges: Sequence[np.ndarray]) -> Sequence[BinSums]:
+    """Returns the sums of as many inputs as there are edges `[B + 1]`.
+
+    Edges without a bin, `[0]`, are of an input that needs no further pass.
+    """
+
+
+def find(collect: Collect, num_inputs: int) -> list[Marginal]:
+  """Finds the marginals of standardised inputs in a few passes over all clients."""
+  edges = [coarse_edges()] * num_inputs
+  first = collect(edges)
+  edges = [finer_edges(e, s.counts) for e, s in zip(edges, first, strict=True)]
+  found = list(collect(edges))
+  for _ in range(_MOST_PASSES - 2):
+    wide = [wide_bins(sums.counts) for sums in found]
+    again = [bool(one.any()) for one in wide]
+    if not any(again):
+      break
+    edges = [
+      finer_edges(e, s.counts, w) if w.any() else e
+      for e, s, w in zip(edges, found, wide, strict=True)
+    ]
+    asked = [e if one else e[:0] for e, one in zip(edges, again, strict=True)]
+    found = [
+      new if one else old
+      for new, old, one in zip(collect(asked), found, again, strict=True)
+    ]
+  return [marginal(sums) for sums in found]
+
+
 def fit(parts: Sequence[np.ndarray]) -> Marginal:
   """Finds the marginal of one standardised input, given in parts `[n_c]` by client."""
 
-  def collect(edges: np.ndarray) -> BinSums:
-    return add([bin_sums(values, edges) for values in parts])
+  def collect(edges: Sequence[np.ndarray]) -> list[BinSums]:
+    return [add([bin_sums(values, edges[0]) for values in parts])]
 
-  edges = coarse_edges()
-  edges = finer_edges(edges, collect(edges).counts)
-  told = collect(edges)
-  for _ in range(_MOST_PASSES - 2):
-    wide = wide_bins(told.counts)
-    if not wide.any():
-      break
-    edges = finer_edges(edges, told.counts, wide)
-    told = collect(edges)
-  return marginal(told)
+  (found,) = find(collect, 1)
+  return found
 
 
 def correlation_factor(scores: np.ndarray) -> np.ndarray:
