@@ -175,13 +175,12 @@ def fit(parts: Sequence[np.ndarray]) -> Marginal:
   return found
 
 
-def correlation_factor(scores: np.ndarray) -> np.ndarray:
-  """Returns the Cholesky factor `[D, D]` of the correlation of scores `[N, D]`.
+def correlation_factor(moments: np.ndarray) -> np.ndarray:
+  """Returns the Cholesky factor `[D, D]` of a correlation.
 
-  The second moments are sums over rows, and so over clients.
+  Args:
+    moments: `[D, D]` mean products of centred scores, which are sums over clients.
   """
-  centred = scores - scores.mean(axis=0)
-  moments = centred.T @ centred / len(scores)
   deviation = np.sqrt(np.maximum(np.diag(moments), 1e-12))
   correlation = moments / np.outer(deviation, deviation)
   # Inputs that repeat each other make it singular.
