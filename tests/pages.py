@@ -7,7 +7,8 @@ import shlex
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _FENCE = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 _SHELL = ("", "sh", "bash", "console")  # What a fence of commands is called.
-_PROGRAMS = ("python -m ", "make ", "launch.")  # How commands within a sentence begin.
+# How commands within a sentence begin.
+_PROGRAMS = ("python -m ", "make ", "launch.", "pip install ")
 
 
 def pages() -> list[pathlib.Path]:
@@ -23,9 +24,8 @@ def name(page: pathlib.Path) -> str:
 
 def python_blocks(page: pathlib.Path) -> list[str]:
   """Returns what the page shows in Python."""
-  return [
-    body for _, kind, body in _FENCE.findall(page.read_text()) if kind == "python"
-  ]
+  fences = _FENCE.findall(page.read_text())
+  return [body for _, kind, body in fences if kind == "python"]
 
 
 def prose(page: pathlib.Path) -> str:

@@ -1,7 +1,7 @@
 """What README and docs show is true: Python runs, commands parse, links and names lead.
 
-Python runs as it stands, page by page, with smaller numbers. Commands are not run: their
-programs, flags, config files and fields must exist, by the programs' own parsers.
+Python runs as it stands, page by page, with smaller numbers. Commands are not run:
+their programs, flags, config files and fields must exist, by the programs' own parsers.
 """
 
 import copy
@@ -33,7 +33,7 @@ _SMALLER = {
     "range(20)": "range(2)",
   },
 }
-# Groups of a config, and rooms of the package, whose names the pages have in backquotes.
+# Rooms of the package, and groups of a config, whose names pages have in backquotes.
 _ROOMS = ("gp", "federated", "algorithms", "data", "run", "sweep", "privacy")
 _GROUPS = {path.split(".")[0] for path in config_lib.field_names(config_lib.base())}
 _FILES = ("json", "npz", "csv", "png", "py", "md", "npy")
@@ -167,8 +167,8 @@ def _check_program(module: str, arguments: list[str]) -> None:
     source = importlib.util.find_spec(module).origin
     text = pathlib.Path(source).read_text()
     for argument in arguments:
-      flag = re.match(r"--(\w+)", argument)
-      assert flag and re.search(rf"[\"'](--)?{flag[1]}[\"']", text), argument
+      flag = argument.removeprefix("--").partition("=")[0]
+      assert re.search(rf"[\"'](--)?{flag}[\"']", text), argument
     return
   known = _flags_of(module, [module, *map(_concrete, arguments)])
   known([module, *map(_concrete, arguments)])
