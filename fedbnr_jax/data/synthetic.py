@@ -112,6 +112,13 @@ def load(
 
   Raises:
     InputError: If an argument is out of range, or a client gets no training row.
+
+  Example:
+    >>> import numpy as np
+    >>> from fedbnr_jax import data
+    >>> dataset = data.synthetic.load("two-ranges", np.random.default_rng(0))
+    >>> dataset.num_rows, len(dataset.split.train), sorted({*dataset.clients.tolist()})
+    (400, 200, ['client 1', 'client 2'])
   """
   _check(task, num_rows, noise_std, num_clients)
   chosen = TASKS[task]

@@ -45,6 +45,11 @@ def rmse(mean: ArrayLike, targets: ArrayLike) -> jax.Array:
 
   Returns:
     [] the error.
+
+  Example:
+    >>> from fedbnr_jax import metrics
+    >>> round(float(metrics.rmse([1.0, 2.0], [1.0, 4.0])), 3)
+    1.414
   """
   mean, targets = _common_float(mean, targets)
   return jnp.sqrt(jnp.mean(jnp.square(targets - mean)))
@@ -186,6 +191,15 @@ def calibration(
     largest gap; `bri`, the mean over levels and rows of the squared gap between
     the level and whether the row is covered. Each is []. ECE and MCE are 0 when
     calibrated; BRI is then 1/6, which is not its minimum.
+
+  Example:
+    >>> import numpy as np
+    >>> from fedbnr_jax import metrics
+    >>> targets = np.random.default_rng(0).normal(size=2000)
+    >>> honest = metrics.calibration(np.zeros(2000), np.ones(2000), targets)
+    >>> narrow = metrics.calibration(np.zeros(2000), np.full(2000, 0.01), targets)
+    >>> bool(honest["ece"] < 0.03 < 0.3 < narrow["ece"])
+    True
   """
   return _calibration(central_level(mean, variance, targets), num_levels)
 
@@ -204,6 +218,14 @@ def evaluate(
     `rmse`, `nll`, `crps`, `coverage95`, then `ece`, `mce`, `bri` over 100
     levels and `ece10` over 10, the grid that fits the published extremes. Each
     is [].
+
+  Example:
+    >>> from fedbnr_jax import metrics
+    >>> scores = metrics.evaluate([0.0, 1.0], [1.0, 1.0], [0.0, 1.0])
+    >>> sorted(scores)
+    ['bri', 'coverage95', 'crps', 'ece', 'ece10', 'mce', 'nll', 'rmse']
+    >>> float(scores["rmse"]), float(scores["coverage95"])
+    (0.0, 1.0)
   """
   mean, variance, targets = _common_float(mean, variance, targets)
   reached = central_level(mean, variance, targets)
