@@ -28,5 +28,5 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-# Fields of tuples are there already; described in a docstring, they are not there twice.
+# Fields of tuples are there already, and would be there twice if docstrings have them.
 napoleon_use_ivar = True

@@ -1,10 +1,10 @@
 """Turns counts of scores in public bins into intervals that keep their promise.
 
 The score of a row is `|y − μ(x)|/σ(x)`. If N rows that had no part in the training and
-a new one are drawn alike, then the new score is at most the ⌈(1 − α)(N + 1)⌉-th smallest
-of theirs with a probability of at least 1 − α, whatever the model. Clients send how
-many of their scores fall into each bin; the sum has all levels in it. Rounding up to
-the edge of a bin keeps the promise, and widens an interval by 2.3 % at most.
+a new one are drawn alike, then the new score is at most the ⌈(1 − α)(N + 1)⌉-th
+smallest of theirs with a probability of at least 1 − α, whatever the model. Clients
+send how many of their scores fall into each bin; the sum has all levels in it. Rounding
+up to the edge of a bin keeps the promise, and widens an interval by 2.3 % at most.
 
 The promise is for a row of the mixture of all clients: neither for one client's rows,
 nor for those near one x.
