@@ -24,8 +24,11 @@ myst_heading_anchors = 3
 # Notebooks are executed by their tests, and shown as these left them.
 nb_execution_mode = "off"
 
+# Names in docstrings stand in single backquotes.
+default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 # Fields of tuples are there already, and would be there twice if docstrings have them.
