@@ -108,7 +108,7 @@ def load(
     num_clients: Number of owners, labelled "client 1" and so on.
 
   Returns:
-    The dataset: training rows first, then test rows, then validation rows.
+    The dataset, with training rows first, then test rows, then validation rows.
 
   Raises:
     InputError: If an argument is out of range, or a client gets no training row.

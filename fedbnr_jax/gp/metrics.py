@@ -107,7 +107,7 @@ def central_level(
     targets: [N] true values.
 
   Returns:
-    [N] levels in [0, 1]: 0 where the target is the mean, near 1 far out.
+    [N] levels in [0, 1], 0 where the target is the mean and near 1 far out.
   """
   mean, variance, targets = _common_float(mean, variance, targets)
   return special.erf(jnp.abs(targets - mean) / jnp.sqrt(2.0 * variance))
