@@ -79,7 +79,7 @@ class Model:
 
   @property
   def history(self) -> pd.DataFrame:
-    """A row a round: losses, validation and test scores, floats sent, seconds."""
+    """A frame with losses, scores, floats sent and seconds of every round."""
     return pd.DataFrame(list(self.records))
 
   @property

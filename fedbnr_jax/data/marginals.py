@@ -166,7 +166,15 @@ def find(collect: Collect, num_inputs: int) -> list[Marginal]:
 
 
 def fit(parts: Sequence[np.ndarray]) -> Marginal:
-  """Finds the marginal of one standardised input, given in parts `[n_c]` by client."""
+  """Finds the marginal of one standardised input, given in parts `[n_c]` by client.
+
+  Example:
+    >>> import numpy as np
+    >>> from fedbnr_jax.data import marginals
+    >>> one = marginals.fit([np.array([-1.0, 0.0]), np.array([0.0, 0.0, 900.0])])
+    >>> one.scores(np.array([-1.0, 0.0, 900.0])).round(2).tolist()
+    [-1.28, 0.0, 1.28]
+  """
 
   def collect(edges: Sequence[np.ndarray]) -> list[BinSums]:
     return [add([bin_sums(values, edges[0]) for values in parts])]

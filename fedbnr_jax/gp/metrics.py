@@ -46,6 +46,11 @@ def rmse(mean: ArrayLike, targets: ArrayLike) -> jax.Array:
 
   Returns:
     [] the error.
+
+  Example:
+    >>> from fedbnr_jax import metrics
+    >>> round(float(metrics.rmse([1.0, 2.0], [1.0, 4.0])), 3)
+    1.414
   """
   mean, targets = _common_float(mean, targets)
   return jnp.sqrt(jnp.mean(jnp.square(targets - mean)))
@@ -103,7 +108,7 @@ def central_level(
     targets: [N] true values.
 
   Returns:
-    [N] levels in [0, 1]: 0 where the target is the mean, near 1 far out.
+    [N] levels in [0, 1], 0 where the target is the mean and near 1 far out.
   """
   mean, variance, targets = _common_float(mean, variance, targets)
   return special.erf(jnp.abs(targets - mean) / jnp.sqrt(2.0 * variance))
@@ -186,6 +191,15 @@ def calibration(
     largest gap; `bri`, the mean over levels and rows of the squared gap between
     the level and whether the row is covered. Each is []. ECE and MCE are 0 when
     calibrated; BRI is then 1/6, which is not its minimum.
+
+  Example:
+    >>> import numpy as np
+    >>> from fedbnr_jax import metrics
+    >>> targets = np.random.default_rng(0).normal(size=2000)
+    >>> honest = metrics.calibration(np.zeros(2000), np.ones(2000), targets)
+    >>> narrow = metrics.calibration(np.zeros(2000), np.full(2000, 0.01), targets)
+    >>> bool(honest["ece"] < 0.03 < 0.3 < narrow["ece"])
+    True
   """
   reached = central_level(mean, variance, targets)
   return _calibration(observed_coverage(reached, interval_levels(num_levels)))
@@ -257,5 +271,13 @@ def evaluate(
     `rmse`, `nll`, `crps`, `coverage95`, then `ece`, `mce`, `bri` over 100
     levels and `ece10` over 10, the grid that fits the published extremes. Each
     is [].
+
+  Example:
+    >>> from fedbnr_jax import metrics
+    >>> scores = metrics.evaluate([0.0, 1.0], [1.0, 1.0], [0.0, 1.0])
+    >>> sorted(scores)
+    ['bri', 'coverage95', 'crps', 'ece', 'ece10', 'mce', 'nll', 'rmse']
+    >>> float(scores["rmse"]), float(scores["coverage95"])
+    (0.0, 1.0)
   """
   return scores(score_sums(mean, variance, targets))
