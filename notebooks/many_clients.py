@@ -231,16 +231,21 @@ by_chunks = [streamed_seconds(count) for count in counts]
 statistics = method.exchanges[0]
 
 
-def work_bytes(count, batch_size):
-  """Memory of the exchange of statistics, rows and result left out."""
-  where = placement.Placement(batch_size=batch_size)
+def collecting(where):
+  """Makes the function that sums the clients' statistics on some devices."""
 
-  def total(server, rows):
+  def collect(server, rows):
     down = statistics.broadcast(server, None)
     return OnDevice(rows, where)(statistics, down, (), None).total
 
+  return collect
+
+
+def work_bytes(count, batch_size):
+  """Memory of the exchange of statistics, rows and result left out."""
+  collect = collecting(placement.Placement(batch_size=batch_size))
   with precision.float64():
-    compiled = jax.jit(total).lower(state.server, some(count)).compile()
+    compiled = jax.jit(collect).lower(state.server, some(count)).compile()
   return compiled.memory_analysis().temp_size_in_bytes
 
 
@@ -265,13 +270,13 @@ for axis in axes:
 plt.show()
 
 # %% [markdown]
-# Up to a thousand clients a streamed round is one chunk, and takes little more time
-# than the server's part. From there on, seconds grow as the number of clients does,
-# and not faster. A hundred clients at a time need the same few megabytes, however many
-# there are, while all clients at once would write every Gram matrix before they are
-# added. If you say nothing, the size is chosen by what fits a core's cache, or the
-# memory of an accelerator; in a config it is `client_batch_size`. Results do not depend
-# on it, but for rounding.
+# Up to a thousand clients a streamed round is one chunk, and much of its time does not
+# depend on how many they are. From there on, seconds grow as the number of clients
+# does, and not faster. A hundred clients at a time need the same two megabytes, however
+# many there are, while all clients at once would write every Gram matrix before they
+# are added, two gigabytes. If you say nothing, the size is chosen by what fits a core's
+# cache, or the memory of an accelerator; in a config it is `client_batch_size`. Results
+# do not depend on it, but for rounding.
 
 # %% [markdown]
 # ## Not everybody takes part
@@ -341,15 +346,24 @@ plt.show()
 # `put_federation` gives each its share of the clients, and sums are added up over
 # devices. `placement.client_mesh(0)` makes one of all devices, or `None` where there is
 # one only; below it is made by hand, so that the code of a mesh runs here too, whatever
-# you have.
+# you have. The statistics that it sums are those of the last round above. A method
+# whose `Placement` has the mesh trains over it, with the same rounds.
 
 # %%
 mesh = jax.sharding.Mesh(np.array(jax.devices()), (placement.AXIS,))
 print(f"{mesh.size} device(s), {jax.devices()[0].platform}")
 shared = placement.put_federation(rows, mesh)
-over_mesh, _, _ = train(make_method(placement.Placement(100, mesh)), shared)
-print("length-scales, mesh:   ", length_scales(over_mesh))
-print("length-scales, no mesh:", length_scales(state))
+collect = jax.jit(collecting(placement.Placement(100, mesh)))
+with precision.float64():
+  total = collect(state.server, shared)
+before = state.server.stats
+print(
+  f"rows in the sum: {float(total.count):,.0f}, and before {float(before.count):,.0f}"
+)
+gap = np.abs(np.asarray(total.moment) - np.asarray(before.moment)).max()
+print(
+  f"largest difference of Φᵀy: {gap / np.abs(before.moment).max():.0e} of the largest"
+)
 
 # %% [markdown]
 # A CPU is one device, however many cores it has. To try a mesh without accelerators,
