@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import pytest
 import scipy.optimize
 from absl.testing import flagsaver
 
+import fedbnr_jax as fb
 from fedbnr_jax import ledger_file, model, privacy, workflow
 from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.errors import InputError
@@ -545,3 +547,27 @@ def test_with_little_noise_a_release_predicts_as_the_statistics_do(run):
   for name in ("gram", "moment", "energy", "count"):
     got, wanted = getattr(released, name), np.asarray(getattr(stats, name))
     assert np.linalg.norm(got - wanted) < 0.1 * np.linalg.norm(wanted), name
+
+
+def test_a_run_of_a_frame_is_released_with_that_frame(tmp_path):
+  """Its folder names no file, and another frame than its own is refused."""
+  frame, folder = _table(), tmp_path / "run"
+  fields = {"method": "fedbnr", "kernel": "gaussian", "num_rounds": 1}
+  fields |= {"num_local_steps": 1, "num_samples": 4, "data__calibration_folds": 0}
+  with warnings.catch_warnings(action="ignore"):  # One round has no good error bars.
+    fb.fit(
+      frame,
+      target="y",
+      client="site",
+      features=["age", "income"],
+      bounds=BOUNDS,
+      folder=folder,
+      progress=False,
+      **fields,
+    )
+  assert_refused(lambda: publish(folder, 1.0), "trained on a frame", "frame=")
+  other = frame.assign(age=frame.age + 1)
+  assert_refused(lambda: publish(folder, 1.0, frame=other), "are not those")
+  assert publish(folder, 1.0, frame=frame).num_releases == 1
+  predicted = release_folder.load(folder).predict(frame)
+  assert np.all(np.isfinite(predicted["mean"]))
