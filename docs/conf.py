@@ -1,6 +1,8 @@
 """How Sphinx builds the pages: `make docs`, into docs/_build/html."""
 
 import importlib.metadata
+import pathlib
+import shutil
 
 project = "fedbnr_jax"
 author = "The fedbnr_jax authors"
@@ -23,6 +25,14 @@ myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 # Notebooks are executed by their tests, and shown as these left them.
 nb_execution_mode = "off"
+
+# Sphinx reads nothing outside this folder, and the notebooks lie beside it.
+_HERE = pathlib.Path(__file__).resolve().parent
+_TUTORIALS = _HERE / "tutorials"
+shutil.rmtree(_TUTORIALS, ignore_errors=True)
+_TUTORIALS.mkdir()
+for _notebook in sorted((_HERE.parent / "notebooks").glob("*.ipynb")):
+  shutil.copyfile(_notebook, _TUTORIALS / _notebook.name)
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
