@@ -9,15 +9,15 @@ WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null ||
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs clean
+.PHONY: help demo test lint format notebooks docs clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.installed ## Train on a synthetic federation; results in runs/demo.
 	$(BIN)/python -m launch.train --config=configs/default.py --workdir=runs/demo
 
-test: lint ## Lint, check types, then run all tests on all cores (WORKERS=N).
+test: lint ## Lint, check types, then run all tests and notebooks on all cores (WORKERS=N).
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/.installed-dev ## Check style, format, types and the direction of imports.
@@ -30,11 +30,14 @@ format: $(VENV)/.installed-dev ## Rewrite the sources in the project's format.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+notebooks: $(VENV)/.installed-dev ## Run the notebooks and write what they put out.
+	$(BIN)/python -m tests.notebooks
+
 docs: $(VENV)/.installed-dev ## Build the pages into docs/_build/html; warnings are errors.
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
 clean: ## Remove the environment, caches and build products; keep runs/.
-	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build docs/tutorials *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:

@@ -2,9 +2,11 @@
 
 import importlib.metadata
 import pathlib
+import shutil
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))  # For `fields`.
+_HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(_HERE))  # For `fields`.
 
 project = "fedbnr_jax"
 author = "The fedbnr_jax authors"
@@ -40,6 +42,14 @@ nitpick_ignore_regex = [
   (r"py:.*", r"fedbnr_jax\.federated\.local_steps\.Params"),  # A type variable.
   (r"py:.*", r"fedbnr_jax\.(model\.Source|data\.(scores|missing_cells)\..*)"),
 ]
+
+# Sphinx reads nothing outside this folder, and the notebooks lie beside it.
+_TUTORIALS = _HERE / "tutorials"
+shutil.rmtree(_TUTORIALS, ignore_errors=True)
+_TUTORIALS.mkdir()
+for _notebook in sorted((_HERE.parent / "notebooks").glob("*.ipynb")):
+  shutil.copyfile(_notebook, _TUTORIALS / _notebook.name)
+
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"

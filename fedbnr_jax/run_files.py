@@ -1,6 +1,5 @@
 """What a finished training leaves in its folder: figures, page, ledger, summary."""
 
-import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -67,11 +66,8 @@ def write(
     drawn |= {} if figure is None else {"comparison": figure}
   report.write_figures(drawn, folder.figures)
   summary = calibration.summarise(experiment, result, calibrated)
-  predict = functools.partial(
-    report.predict_like_test_rows, experiment, program, result.state
-  )
   outcome = run_page.Outcome(
-    experiment, result, summary, predict, rows, drawn, calibrated, trials, comparison
+    experiment, result, summary, rows, drawn, calibrated, trials, comparison
   )
   page.write(folder.report, run_page.run_page(outcome))
   folder.write_summary(summary)  # Last: it is what marks the run as finished.

@@ -62,7 +62,7 @@ def test_of_a_linear_model_it_is_the_deviation_of_each_columns_term():
   expected["kind"] = 2.0 * (frame["kind"] == "red").std()
   assert list(found.index) == ["a", "b", "kind", "idle"]
   for name, value in expected.items():
-    # The law is learnt to a hundredth or so, and a thousand draws give a few per cent.
+    # The law is learnt to a hundredth or so, and hundreds of draws give a few per cent.
     assert found[name] == pytest.approx(value, rel=0.08, abs=0.03)
 
 

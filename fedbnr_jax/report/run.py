@@ -55,23 +55,6 @@ def predict_test_rows(
   )
 
 
-def predict_like_test_rows(
-  experiment: Experiment, program: Program, state: Any, x: np.ndarray
-) -> np.ndarray:
-  """Predicts the standardised means [N] of inputs [N, D] by what is compiled already.
-
-  They are taken in batches of as many rows as there are test rows.
-  """
-  size = len(experiment.test.y)
-  filled = np.resize(x, (-(-len(x) // size) * size, x.shape[1]))
-  like = experiment.test.x
-  means = [
-    program.predict(state, jnp.asarray(part, like.dtype))[0]
-    for part in np.split(filled, len(filled) // size)
-  ]
-  return np.concatenate(jax.device_get(means))[: len(x)]
-
-
 def draw(
   experiment: Experiment,
   program: Program,

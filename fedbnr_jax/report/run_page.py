@@ -1,6 +1,6 @@
 """report.html: what there is to know of a finished run, on one page."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +37,6 @@ class Outcome(NamedTuple):
     experiment: Of the run.
     result: Of its training.
     summary: The fields of `summary.json`.
-    predict: Gives the standardised means [N] of inputs [N, D].
     rows: Predictions of the test rows; None for a method with a model for each client.
     drawn: Its figures, by name.
     calibrated: What conformal intervals rest on, if there are any.
@@ -48,7 +47,6 @@ class Outcome(NamedTuple):
   experiment: Experiment
   result: training.Result
   summary: Mapping[str, Any]
-  predict: Callable[[np.ndarray], np.ndarray]
   rows: TestRows | None
   drawn: Mapping[str, Figure]
   calibrated: Calibration | None = None
@@ -207,12 +205,7 @@ def _relevance(outcome: Outcome) -> list[Section]:
   experiment = outcome.experiment
   if outcome.rows is None or experiment.dataset.features.shape[1] < 2:
     return []
-  found = relevance(
-    experiment.config,
-    experiment.preprocessor,
-    outcome.result.state,
-    predict=outcome.predict,
-  )
+  found = relevance(experiment.config, experiment.preprocessor, outcome.result.state)
   shown = found.head(_MOST_BARS)
   of = f", the first {len(shown)} of {len(found)}" if len(found) > len(shown) else ""
   figure = figures.bars(
