@@ -14,7 +14,7 @@ WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null ||
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=-c %)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test pytest test-floor test-newest lint format docs clean
+.PHONY: help demo test pytest test-floor test-newest lint format notebooks docs clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,7 +22,7 @@ help: ## Show this list.
 demo: $(VENV)/.installed ## Train on a synthetic federation; results in runs/demo.
 	$(BIN)/python -m launch.train --config=configs/default.py --workdir=runs/demo
 
-test: lint pytest ## Lint, check types, then run all tests on all cores (WORKERS=N).
+test: lint pytest ## Lint, check types, then run all tests and notebooks on all cores (WORKERS=N).
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -43,11 +43,14 @@ format: $(VENV)/.installed-dev ## Rewrite the sources in the project's format.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+notebooks: $(VENV)/.installed-dev ## Run the notebooks and write what they put out.
+	$(BIN)/python -m tests.notebooks
+
 docs: $(VENV)/.installed-dev ## Build the pages into docs/_build/html; warnings are errors.
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
 clean: ## Remove environments, caches and build products; keep runs/.
-	rm -rf $(VENV) .venv-floor .venv-newest build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-floor .venv-newest build dist docs/_build docs/tutorials *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Runs the tests in environment $(1), made from nothing by interpreter $(2) with the

@@ -4,9 +4,9 @@ python -m launch.sweep --config=configs/paper_table.py --workdir=runs/paper_tabl
 python -m launch.tables --results=runs/paper_table/results.csv --output=runs/paper_table
 
 1,450 trainings, some hours on two cores; --config.grid.seed='(0,)' takes a tenth of
-them, and the same command with more seeds later takes up the rest. The README has the
-scores. `configs/paper_table.py:paper` takes the paper's own sizes, and several times as
-long.
+them, and the same command with more seeds later takes up the rest. docs/results.md has
+the scores. `configs/paper_table.py:paper` takes the paper's own sizes, and several
+times as long.
 """
 
 import ml_collections

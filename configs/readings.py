@@ -5,7 +5,7 @@ python -m launch.tables --results=runs/noise/results.csv --brief
 
 After the colon one of `READINGS`. Seed 0 of the cells in which the question arose, with
 the settings of the table otherwise; minutes to half an hour on two cores. What came of
-them is in results/readings/ and the README.
+them is in results/readings/ and docs/results.md.
 """
 
 from typing import Any, NamedTuple

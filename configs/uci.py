@@ -8,7 +8,7 @@ Without a variant it is the preset for a CPU, chosen on validation rows. `paper`
 widths, α, μ and ρ of the paper's Table A.1, and distillation that starts as printed;
 `accurate` is `fedbnr-exact` with as many features as pay, and error bars by validation
 rows. The data come from FEDBNR_DATA_DIR, or are downloaded. Ten seconds (skillcraft) to
-ten minutes (bike, 100 clients; sml, accurate) on one core; the README has the scores.
+ten minutes (bike, 100 clients; sml, accurate) on one core; scores: docs/results.md.
 """
 
 from typing import NamedTuple

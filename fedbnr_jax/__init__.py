@@ -14,7 +14,7 @@ people compose methods of their own with. Names are imported when they are first
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
   from fedbnr_jax import algorithms, data

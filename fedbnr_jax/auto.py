@@ -324,7 +324,8 @@ def _sized(
     wanted = min(most, max(least, int((cost / num_rows) ** 0.5)))
     return max(2, min(wanted, num_rows))
 
-  config.num_rounds = min(config.num_rounds, _MOST_ROUNDS)
+  if config.num_rounds == base().num_rounds:  # Nobody has asked for more or fewer.
+    config.num_rounds = _MOST_ROUNDS
   sparse = config.sparse
   if num_rows <= _SMALL:
     sparse.start_samples = sparse.posterior_samples = 0

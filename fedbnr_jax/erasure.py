@@ -71,8 +71,12 @@ def _erasable(folder: RunFolder, ledger: Ledger) -> tuple[str, ...]:
   clients = _clients_gone(folder, ledger)
   if clients:
     lines.append(f"clients.json: the names {listing(clients)}")
-  if any(folder.figures.glob("*.png")):
-    lines.append(f"{folder.figures.name}/: rows of the table and predictions of them")
+  for path, shown in (
+    (folder.figures, f"{folder.figures.name}/"),
+    (folder.report, folder.report.name),
+  ):
+    if path.is_file() or any(path.glob("*.png")):
+      lines.append(f"{shown}: rows of the table and predictions of them")
   return tuple(lines)
 
 
@@ -131,6 +135,7 @@ def erase(folder: RunFolder, ledger: Ledger, state: State) -> Ledger:
       for number, name in enumerate(names, 1)
     ]
     folder.write_clients(nameless, num_rows)
+  folder.report.unlink(missing_ok=True)
   for path in (*folder.figures.glob("*.png"), *_partial_files(folder.path)):
     path.unlink()
   ledger = ledger._replace(erased=True)

@@ -18,6 +18,7 @@ from fedbnr_jax import (
   membership,
   precision,
   prediction,
+  relevance,
 )
 from fedbnr_jax.data import Preprocessor, tables
 from fedbnr_jax.data.ranges import warn_of_outside
@@ -78,13 +79,33 @@ class Model:
 
   @property
   def history(self) -> pd.DataFrame:
-    """A row a round: losses, validation and test scores, floats sent, seconds."""
+    """A frame with losses, scores, floats sent and seconds of every round."""
     return pd.DataFrame(list(self.records))
 
   @property
   def summary(self) -> dict[str, Any]:
     """Scores at the best validation round, and the numbers of rows they rest on."""
     return dict(self.scores)
+
+  def relevance(self, client: str | None = None) -> pd.Series:
+    """Measures how far predictions move when a single column is drawn anew.
+
+    Args:
+      client: Whose model, where the method leaves one for each client.
+
+    Returns:
+      A number for each column, in the target's unit, the largest first; see
+      `fedbnr_jax.relevance.relevance`.
+    """
+    return relevance.relevance(self.config, self.preprocessor, self._state_of(client))
+
+  def length_scales(self) -> pd.DataFrame:
+    """Reads the length-scale of each input, of every part of the kernel that has them.
+
+    Raises:
+      InputError: If the kernel has none; see `fedbnr_jax.relevance.length_scales`.
+    """
+    return relevance.length_scales(self.config, self.preprocessor, self.state)
 
   def save(self, folder: str | os.PathLike[str]) -> None:
     """Writes the folder that `launch.train` writes; `load` reads it.

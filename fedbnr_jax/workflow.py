@@ -11,13 +11,20 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import ml_collections
 
-from fedbnr_jax import auto, calibration, candidates, ledger_file, membership, precision
+from fedbnr_jax import (
+  auto,
+  calibration,
+  candidates,
+  ledger_file,
+  membership,
+  precision,
+  run_files,
+)
 from fedbnr_jax.candidates import Choice, Trial
 from fedbnr_jax.data import Dataset
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
 from fedbnr_jax.intervals import Calibration
-from fedbnr_jax.ledger import Ledger
 from fedbnr_jax.lock import alone_in
 from fedbnr_jax.model import rows_have_changed
 from fedbnr_jax.prediction import method_key
@@ -44,6 +51,29 @@ class Progress(Protocol):
 
   def close(self) -> None:
     """Takes notice that the rounds have ended, well or not."""
+
+
+class Watchers:
+  """Several that watch a run as one."""
+
+  def __init__(self, *watchers: Progress) -> None:
+    self._watchers = watchers
+
+  def trying(self, name: str) -> None:
+    for one in self._watchers:
+      one.trying(name)
+
+  def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
+    for one in self._watchers:
+      one.start(experiment, rounds_done, num_runs)
+
+  def update(self, record: Record) -> None:
+    for one in self._watchers:
+      one.update(record)
+
+  def close(self) -> None:
+    for one in self._watchers:
+      one.close()
 
 
 class Outcome(NamedTuple):
@@ -115,8 +145,7 @@ def train(
     if processes.from_first(bool(done)):
       return Outcome(was_finished=True)
     if len(experiments) == 1:
-      outcome = train_one(experiments[0], folder, progress, choice.begun)
-      return outcome._replace(trials=choice.trials)
+      return train_one(experiments[0], folder, progress, choice.begun, choice.trials)
     return train_seeds(config, experiments, folder, progress, lock)
 
 
@@ -143,6 +172,7 @@ def train_one(
   folder: RunFolder,
   progress: Progress | None = None,
   begun: training.Result | None = None,
+  trials: Sequence[Trial] = (),
 ) -> Outcome:
   """Trains one experiment and writes all files of its run.
 
@@ -151,6 +181,7 @@ def train_one(
     folder: Of the run.
     progress: Is called as rounds go by.
     begun: Its first rounds, if they were done before.
+    trials: What method `auto` has tried before it, if it has.
   """
   processes.first_does(lambda: folder.claim_experiment(experiment))
   is_first = processes.is_first()
@@ -164,10 +195,13 @@ def train_one(
   calibrated = calibration.of_training(experiment, program, result)
   if not is_first:
     return Outcome()
-  comparison = write_results(experiment, program, result, folder, calibrated)
-  summary = calibration.summarise(experiment, result, calibrated)
-  folder.write_summary(summary)  # Last: it is what marks the run as finished.
-  return Outcome(summaries=[summary], comparison=comparison, result=result)
+  finished = run_files.write(experiment, program, result, folder, calibrated, trials)
+  return Outcome(
+    summaries=[finished.summary],
+    comparison=finished.comparison,
+    result=result,
+    trials=trials,
+  )
 
 
 def train_seeds(
@@ -215,52 +249,13 @@ def train_seeds(
       )
       continue
     calibrated = calibration.of_training(experiment, program, result)
-    write_results(experiment, program, result, own, calibrated)
-    summaries.append(calibration.summarise(experiment, result, calibrated))
-    own.write_summary(summaries[-1])
+    finished = run_files.write(experiment, program, result, own, calibrated)
+    summaries.append(finished.summary)
   if failure is None:
     from fedbnr_jax.report import run as report
 
     folder.write_summary(report.mean_summary(summaries))
   return Outcome(summaries=summaries, failure=failure)
-
-
-def write_results(
-  experiment: Experiment,
-  program: Program,
-  result: training.Result,
-  folder: RunFolder,
-  calibrated: Calibration | None = None,
-) -> str | None:
-  """Writes figures, ledger and calibration; compares clients alone if asked to.
-
-  Returns:
-    The comparison, a table of scores as text, or None.
-  """
-  # Here, because Matplotlib takes long to import and a prediction needs none of it.
-  from fedbnr_jax.report import run as report
-
-  report.write_figures(experiment, program, result, folder.figures)
-  ledger = membership.of_training(experiment, result.state)
-  if ledger is not None:
-    _write_ledger(folder.posterior, ledger)
-  if calibrated is not None:
-    number = len(result.history)
-    calibration.write(folder, calibrated, seal.of_folder(folder, number), number)
-  if not experiment.config.compare_clients or len(experiment.client_names) < 2:
-    return None
-  alone = report.train_clients_alone(experiment, jax.jit)
-  report.write_comparison(experiment, program, result, alone, folder.figures)
-  return report.comparison_text(experiment, result, alone[1])
-
-
-def _write_ledger(path: pathlib.Path, ledger: Ledger) -> None:
-  """Writes the ledger of a training, unless there is one of it with changes since."""
-  # Where a summary is made anew, rows may have joined or left; they are not forgotten.
-  if path.exists() and (before := ledger_file.read(path)).changes:
-    membership.require_same_kernel(before.kernel, ledger.kernel, path)
-  else:
-    ledger_file.write(path, ledger)
 
 
 def save(
@@ -302,8 +297,8 @@ def save(
     checkpoints.discard_after(number)
     saved = Saved(number, result.last, result.state)
     checkpoints.save(saved, seal.of_folder(folder, number))
-    write_results(experiment, program_for(experiment), result, folder, calibrated)
-    folder.write_summary(calibration.summarise(experiment, result, calibrated))
+    program, trials = program_for(experiment), chosen[1].trials if chosen else ()
+    run_files.write(experiment, program, result, folder, calibrated, trials)
 
 
 def is_finished(

@@ -3,12 +3,14 @@
 python -m launch.tables --results=results/paper_table.csv [--output=DIR]
 python -m launch.tables --results=runs/mine/results.csv --brief
 python -m launch.tables --results=runs/num_samples/results.csv --validation
+python -m launch.tables --results=results/paper_table.csv --html=page.html
 
 The tables are in Markdown, with standard errors and marks of significance, followed by
 the number of cells in which the paper's claims hold. With --output, tables.md,
 tables.tex, tables.csv and figure.png are written into that folder. --brief prints one
 line per cell, also for sweeps over other settings; --validation prints the scores on
-validation rows, by which settings are chosen.
+validation rows, by which settings are chosen. --html writes one page, to be opened in
+any browser, with a table to sort and the figure.
 """
 
 import os
@@ -18,18 +20,31 @@ from absl import flags
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
-from fedbnr_jax.report import paper_formats, paper_tables, score_figure, tables
+from fedbnr_jax.report import (
+  figures,
+  paper_formats,
+  paper_tables,
+  results_page,
+  score_figure,
+  tables,
+)
 from launch import common
 
 _RESULTS = flags.DEFINE_list("results", [], "The results.csv of one sweep or more.")
 _BRIEF = flags.DEFINE_bool("brief", False, "One line per cell and setting.")
 _VALIDATION = flags.DEFINE_bool("validation", False, "Scores on validation rows.")
+_HTML = flags.DEFINE_string("html", None, "A page of the results, to be written.")
 
 
 def main() -> None:
   if not _RESULTS.value:
     raise InputError("--results is missing: name the results.csv of a sweep.")
-  if not (_BRIEF.value or _VALIDATION.value):
+  others = (common.OUTPUT.value, _BRIEF.value, _VALIDATION.value)
+  if _HTML.value:
+    if any(others):
+      raise InputError("give --html, or --output, --brief or --validation, not both.")
+    write_page(*_RESULTS.value, output=_HTML.value)
+  elif not (_BRIEF.value or _VALIDATION.value):
     show_paper(*_RESULTS.value, output=common.OUTPUT.value)
   elif common.OUTPUT.value or (_BRIEF.value and _VALIDATION.value):
     raise InputError("give only one of --output, --brief and --validation.")
@@ -42,6 +57,14 @@ def show(*paths: str | os.PathLike[str], validation: bool = False) -> None:
   results = tables.read_results(*paths)
   table = tables.on_validation if validation else tables.beside_paper
   print(tables.markdown(table(results)))
+
+
+def write_page(*paths: str, output: str) -> None:
+  """Writes the page of the results in `paths`."""
+  results, title = tables.read_results(*paths), ", ".join(paths)
+  with explain_os_errors(output, "--html"):
+    results_page.write(results, title, output)
+  print(f"written to {output}")
 
 
 def show_paper(
@@ -58,7 +81,7 @@ def show_paper(
     with explain_os_errors(folder, "--output"):
       folder.mkdir(parents=True, exist_ok=True)
       paper_formats.write(cells, folder)
-      score_figure.scores(cells, folder / "figure.png")
+      figures.save(score_figure.scores(cells), folder / "figure.png")
     print(f"written to {folder}: tables.md, tables.tex, tables.csv and figure.png")
 
 

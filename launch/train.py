@@ -2,20 +2,26 @@
 
 python -m launch.train --config=configs/default.py --workdir=runs/demo
 
-A second start on the same folder goes on where the first stopped. See
-launch/distributed.py for several processes, on one machine or more.
+A second start on the same folder goes on where the first stopped. The folder has all
+there is to know of the run in report.html; with --tensorboard also its records as
+events, for `tensorboard --logdir=runs`. See launch/distributed.py for several
+processes, on one machine or more.
 """
 
 import sys
 
 import ml_collections
+from absl import flags
 
 from fedbnr_jax import workflow
+from fedbnr_jax.events import EventWriter
 from fedbnr_jax.progress import ProgressBar
 from fedbnr_jax.report import run as report
 from fedbnr_jax.run import processes
 from fedbnr_jax.run.coverage import warn_of_coverage
 from launch import common, distributed
+
+_TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Write TensorBoard events too.")
 
 
 def main() -> None:
@@ -24,14 +30,20 @@ def main() -> None:
     sys.exit(distributed.run_locally("launch.train", num_local))
   config, workdir = common.config(), common.workdir()
   distributed.join()
-  train(config, workdir)
+  train(config, workdir, _TENSORBOARD.value)
 
 
-def train(config: ml_collections.ConfigDict, workdir: str) -> None:
+def train(
+  config: ml_collections.ConfigDict, workdir: str, tensorboard: bool = False
+) -> None:
   """Trains in `workdir` and prints the scores; called by every process."""
   # One process of several draws, and on a terminal only.
-  bar = ProgressBar(disable=None if processes.is_first() else True)
-  outcome = workflow.train(config, workdir, bar)
+  progress: workflow.Progress = ProgressBar(
+    disable=None if processes.is_first() else True
+  )
+  if tensorboard and processes.is_first():
+    progress = workflow.Watchers(progress, EventWriter(workdir))
+  outcome = workflow.train(config, workdir, progress)
   if not processes.is_first():
     return
   if outcome.was_finished:

@@ -1,5 +1,5 @@
-# Installs fedbnr_jax where it is missing, as in Colab: from a wheel that lies beside this
-# notebook, from a clone around it, or else by its name on the package index.
+# Installs fedbnr_jax where it is missing, as in Colab: from a wheel that lies beside
+# this notebook, from a clone around it, or else by its name on the package index.
 import importlib.util
 import pathlib
 import subprocess

@@ -21,6 +21,14 @@ if _ONE_THREAD not in os.environ.get("XLA_FLAGS", ""):
 # that is quick to make is wanted, here and in processes that tests start.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
+# Most of a test's time is compilation, and most programs return unchanged; the kernels
+# of notebooks find them by these.
+_CACHE = os.environ.get("FEDBNR_CACHE_DIR") or "~/.cache/fedbnr_jax"
+os.environ.setdefault(
+  "JAX_COMPILATION_CACHE_DIR", str(pathlib.Path(_CACHE).expanduser() / "xla")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+
 import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -28,16 +36,10 @@ import pytest  # noqa: E402
 from fedbnr_jax.precision import enable_x64  # noqa: E402
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_CACHE = os.environ.get("FEDBNR_CACHE_DIR") or "~/.cache/fedbnr_jax"
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# Most of a test's time is compilation, and most programs return unchanged.
-jax.config.update(
-  "jax_compilation_cache_dir", str(pathlib.Path(_CACHE).expanduser() / "xla")
-)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 _COUNT = pytest.StashKey[int]()  # Tests that this process has run.
 

@@ -1,25 +1,7 @@
-"""What tests of figures share: figures as they are saved, and PNG files taken apart."""
+"""What tests of figures share: PNG files taken apart."""
 
 import pathlib
 import struct
-
-import pytest
-from matplotlib.figure import Figure
-
-_LOW_DPI = 20  # Rendering at a low resolution still lays out and draws everything.
-
-
-def saved_figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-  """Returns a list to which every figure is added when it is saved."""
-  figures = []
-  save = Figure.savefig
-
-  def spy(self, *args, **kwargs):
-    figures.append(self)
-    return save(self, *args, **kwargs | {"dpi": _LOW_DPI})
-
-  monkeypatch.setattr(Figure, "savefig", spy)
-  return figures
 
 
 def png_chunks(path: pathlib.Path) -> dict[str, bytes]:

@@ -135,6 +135,11 @@ def test_sizes_fit_the_table(num_rows, sizes):
   ) == sizes
 
 
+@pytest.mark.parametrize(("given", "rounds"), [({}, 2), ({"num_rounds": 7}, 7)])
+def test_rounds_that_were_asked_for_are_taken(given, rounds):
+  assert auto._sized(config_of(**given), 500).num_rounds == rounds
+
+
 def test_few_held_out_rows_are_judged_with_the_evidence(quick):
   """Of all rows: the evidence of those trained on, and the likelihood of the others."""
   config = config_of(**FIELDS | {"auto__kernels": "matern32+linear"})

@@ -5,13 +5,6 @@ import pandas as pd
 import pytest
 
 from fedbnr_jax.report import curves
-from tests.drawings import png_size, saved_figures
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-  """The figures that were saved."""
-  return saved_figures(monkeypatch)
 
 
 def _lines(ax):
@@ -25,25 +18,25 @@ def _band(ax, index=0):
   return values.min(), values.max()
 
 
-def test_privacy_has_medians_over_draws_by_rising_epsilon(tmp_path, drawn):
+def test_privacy_has_medians_over_draws_by_rising_epsilon():
   rows = [
     {"noise": noise, "epsilon": epsilon, "test_rmse": size + draw, "test_ece": 0.1}
     for noise, size in (("central", 1.0), ("client", 5.0))
     for epsilon in (np.inf, 0.5)
     for draw in range(11)
   ]
-  path = tmp_path / "f.png"
-  curves.privacy(pd.DataFrame(rows), path, unit="MW", title="ccpp, 3 clients")
-  rmse, ece = drawn[0].axes
+  figure = curves.privacy(pd.DataFrame(rows), unit="MW", title="ccpp, 3 clients")
+  rmse, ece = figure.axes
   np.testing.assert_array_equal(_lines(rmse)["central"], [(0, 6.0), (1, 6.0)])
   np.testing.assert_array_equal(_lines(rmse)["client"], [(0, 10.0), (1, 10.0)])
   assert _band(rmse) == pytest.approx((2.0, 10.0))  # 80 % of the draws.
   assert [text.get_text() for text in rmse.get_xticklabels()] == ["0.5", "∞"]
   assert (rmse.get_ylabel(), ece.get_ylabel()) == ("test RMSE [MW]", "test ECE")
-  assert png_size(path)[0] > png_size(path)[1]
+  width, height = figure.get_size_inches()
+  assert width > height
 
 
-def test_leakage_has_a_line_for_each_release(tmp_path, drawn):
+def test_leakage_has_a_line_for_each_release():
   curve = pd.DataFrame(
     {
       "release": ["bare", "bare", "ε = 1", "ε = 1"],
@@ -51,8 +44,8 @@ def test_leakage_has_a_line_for_each_release(tmp_path, drawn):
       "advantage": [1.0, 0.6, 0.55, 0.5],
     }
   )
-  curves.leakage(curve, tmp_path / "f.png", num_features=20)
-  (ax,) = drawn[0].axes
+  figure = curves.leakage(curve, num_features=20)
+  (ax,) = figure.axes
   lines = _lines(ax)
   np.testing.assert_array_equal(lines["bare"], [(1, 1.0), (100, 0.6)])
   np.testing.assert_array_equal(lines["ε = 1"], [(1, 0.55), (100, 0.5)])
@@ -60,11 +53,10 @@ def test_leakage_has_a_line_for_each_release(tmp_path, drawn):
   assert ax.get_xscale() == "log"
 
 
-def test_communication_has_one_label_for_each_method_and_the_goal(tmp_path, drawn):
+def test_communication_has_one_label_for_each_method_and_the_goal():
   frame = pd.DataFrame({"floats": [10.0, 20.0], "test_rmse": [3.0, 2.0]})
   runs = {"fedbnr": [frame, frame * 2], "fedavg": [frame * 3]}
-  curves.communication(runs, tmp_path / "f.png", unit="K", title="t", goal=2.5)
-  figure = drawn[0]
+  figure = curves.communication(runs, unit="K", title="t", goal=2.5)
   (ax,) = figure.axes
   first, second, third, goal = ax.lines
   np.testing.assert_array_equal(first.get_xydata(), frame)
@@ -77,16 +69,16 @@ def test_communication_has_one_label_for_each_method_and_the_goal(tmp_path, draw
   assert labels == ["fedbnr", "fedavg", "paper's FedBNR, 2.5"]
 
 
-def test_methods_of_one_colour_differ_in_style(tmp_path, drawn):
+def test_methods_of_one_colour_differ_in_style():
   frame = pd.DataFrame({"floats": [10.0, 20.0], "test_rmse": [3.0, 2.0]})
   runs = {f"method {number}": [frame] for number in range(8)}
-  curves.communication(runs, tmp_path / "f.png", unit="K", title="t")
-  lines = drawn[0].axes[0].lines
+  figure = curves.communication(runs, unit="K", title="t")
+  lines = figure.axes[0].lines
   assert lines[0].get_color() == lines[7].get_color()
   assert lines[0].get_linestyle() != lines[7].get_linestyle()
 
 
-def test_new_client_has_means_over_seeds_in_a_panel_for_each_range(tmp_path, drawn):
+def test_new_client_has_means_over_seeds_in_a_panel_for_each_range():
   rows = [
     {"range": name, "rows": count, "method": method, "mse": size * (1 + seed) / count}
     for name in ("[-5, 5]", "[5, 15]")
@@ -94,8 +86,8 @@ def test_new_client_has_means_over_seeds_in_a_panel_for_each_range(tmp_path, dra
     for count in (2, 20)
     for seed in range(3)
   ]
-  curves.new_client(pd.DataFrame(rows), tmp_path / "f.png")
-  axes = drawn[0].axes
+  figure = curves.new_client(pd.DataFrame(rows))
+  axes = figure.axes
   assert [ax.get_title(loc="left") for ax in axes] == [
     *("new client on [-5, 5]", "new client on [5, 15]")
   ]
@@ -105,7 +97,7 @@ def test_new_client_has_means_over_seeds_in_a_panel_for_each_range(tmp_path, dra
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
 
 
-def test_convergence_has_means_over_seeds_beside_the_rate(tmp_path, drawn):
+def test_convergence_has_means_over_seeds_beside_the_rate():
   rows = [
     {"kernel": kernel, "num_samples": count, "error": size * (1 + seed) / count}
     for kernel, size in (("a", 1.0), ("b", 2.0), ("c", 3.0))
@@ -113,8 +105,8 @@ def test_convergence_has_means_over_seeds_beside_the_rate(tmp_path, drawn):
     for seed in range(3)
   ]
   panels = {"one": ["b"], "two": ["a", "c"]}
-  curves.convergence(pd.DataFrame(rows), panels, tmp_path / "f.png")
-  one, two = drawn[0].axes
+  figure = curves.convergence(pd.DataFrame(rows), panels)
+  one, two = figure.axes
   assert set(_lines(one)) == {"b", "1/√S"}
   np.testing.assert_allclose(_lines(one)["b"], [(4, 1.0), (16, 0.25)])
   np.testing.assert_allclose(_lines(two)["c"], [(4, 1.5), (16, 0.375)])

@@ -86,7 +86,7 @@ def test_every_value_is_counted_once_and_none_is_lost(values):
 
 def test_the_correlation_is_that_of_the_scores():
   x = RNG.multivariate_normal([0, 0], [[1, 0.7], [0.7, 1]], size=4000)
-  factor = marginals.correlation_factor(x)
+  factor = marginals.correlation_factor(np.cov(x.T))
   np.testing.assert_allclose(factor @ factor.T, np.corrcoef(x.T), atol=1e-5)
-  repeated = marginals.correlation_factor(np.stack([x[:, 0], x[:, 0]], axis=1))
+  repeated = marginals.correlation_factor(np.cov(np.stack([x[:, 0], x[:, 0]])))
   assert np.all(np.isfinite(repeated))

@@ -9,7 +9,7 @@ from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.gp.urk import inducing_inputs
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import input_summary
-from tests.runs import tiny
+from tests.runs import assert_refused, tiny
 
 RNG = np.random.default_rng(0)
 SIZE = 2000
@@ -30,6 +30,20 @@ def _drawn() -> np.ndarray:
   return np.asarray(
     inducing_inputs.draw_inputs(jax.random.key(0), SIZE, summary, jnp.float64)
   )
+
+
+def test_the_summary_is_the_same_whoever_holds_which_rows():
+  sites = [input_summary.Site(part) for part in np.array_split(INPUTS, [3, 900])]
+
+  def ask(question, arguments):
+    first, *others = [site.answer(question, arguments) for site in sites]
+    return {name: sum([o[name] for o in others], first[name]) for name in first}
+
+  got = input_summary.from_sums(ask, TRANSFORM)
+  whole = input_summary.summarise(INPUTS, TRANSFORM)
+  for name, leaf in vars(whole).items():
+    np.testing.assert_allclose(getattr(got, name), leaf, atol=1e-12, err_msg=name)
+  assert_refused(lambda: sites[0].answer("rows", {}), "no question 'rows'")
 
 
 def test_drawn_inputs_resemble_the_rows():

@@ -35,3 +35,16 @@ def test_every_script_can_be_imported(folder):
     except ModuleNotFoundError as error:
       if error.name != "torch":  # An extra that the tests do not install.
         raise
+
+
+def test_help_of_every_program_has_an_example():
+  """Which --help prints, because absl prints the docstring of the module."""
+  programs = [
+    path
+    for path in (layout.ROOT / "launch").glob("*.py")
+    if "common.run(main)" in path.read_text()
+  ]
+  assert len(programs) >= 11
+  for path in programs:
+    docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+    assert f"\npython -m launch.{path.stem}" in docstring, path.name

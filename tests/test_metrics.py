@@ -257,3 +257,13 @@ def test_wrong_shapes_are_refused(shapes):
 def test_a_grid_needs_a_level():
   with pytest.raises(ValueError, match="num_levels must be at least 1, got 0"):
     metrics.calibration(*_rows(), num_levels=0)
+
+
+def test_scores_of_all_rows_follow_from_sums_of_parts():
+  rows, sums = _rows(), jax.jit(metrics.score_sums)
+  parts = zip(*(np.split(row, [1, 51, 101, 151]) for row in rows), strict=True)
+  first, *others = (sums(*part) for part in parts)
+  total = sum(others, start=first)
+  assert float(total.count) == N
+  got = jax.jit(metrics.scores)(total)
+  chex.assert_trees_all_close(got, evaluate(*rows), rtol=1e-12)

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import pytest
 import scipy.optimize
 from absl.testing import flagsaver
 
+import fedbnr_jax as fb
 from fedbnr_jax import ledger_file, model, privacy, workflow
 from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.errors import InputError
@@ -30,6 +32,8 @@ from fedbnr_jax.release.noise import Scales
 from fedbnr_jax.release.publish import publish, statistics
 from fedbnr_jax.release.trained import load_run
 from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import seal
+from fedbnr_jax.run.records import RunFolder
 from launch import predict as launch_predict
 from launch import privacy as launch_privacy
 from tests.runs import assert_refused, tiny
@@ -522,6 +526,17 @@ def test_released_folder_alone_is_enough_to_predict(run, tmp_path):
   np.testing.assert_allclose(again["mean"], outputs[1]["mean"], rtol=1e-6)
 
 
+def test_a_release_of_another_kernel_is_refused(run):
+  """As one that a version before wrote, whose kernel had fewer parameters."""
+  publish(run, 8.0)
+  folder = RunFolder(run / "released")
+  arrays = seal.read_arrays(folder, "model.npz")
+  kernel = [name for name in arrays if name.startswith("kernel_")]
+  del arrays[kernel[-1]]
+  seal.write_arrays(folder, "model.npz", arrays)
+  assert_refused(lambda: release_folder.load(run), "another kernel", "release again")
+
+
 def test_with_little_noise_a_release_predicts_as_the_statistics_do(run):
   """ε = 100, where noise is small: the same model by another way."""
   publish(run, 100.0)
@@ -533,3 +548,27 @@ def test_with_little_noise_a_release_predicts_as_the_statistics_do(run):
   for name in ("gram", "moment", "energy", "count"):
     got, wanted = getattr(released, name), np.asarray(getattr(stats, name))
     assert np.linalg.norm(got - wanted) < 0.1 * np.linalg.norm(wanted), name
+
+
+def test_a_run_of_a_frame_is_released_with_that_frame(tmp_path):
+  """Its folder names no file, and another frame than its own is refused."""
+  frame, folder = _table(), tmp_path / "run"
+  fields = {"method": "fedbnr", "kernel": "gaussian", "num_rounds": 1}
+  fields |= {"num_local_steps": 1, "num_samples": 4, "data__calibration_folds": 0}
+  with warnings.catch_warnings(action="ignore"):  # One round has no good error bars.
+    fb.fit(
+      frame,
+      target="y",
+      client="site",
+      features=["age", "income"],
+      bounds=BOUNDS,
+      folder=folder,
+      progress=False,
+      **fields,
+    )
+  assert_refused(lambda: publish(folder, 1.0), "trained on a frame", "frame=")
+  other = frame.assign(age=frame.age + 1)
+  assert_refused(lambda: publish(folder, 1.0, frame=other), "are not those")
+  assert publish(folder, 1.0, frame=frame).num_releases == 1
+  predicted = release_folder.load(folder).predict(frame)
+  assert np.all(np.isfinite(predicted["mean"]))

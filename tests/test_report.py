@@ -7,13 +7,7 @@ from matplotlib.figure import Figure
 
 from fedbnr_jax.gp import metrics
 from fedbnr_jax.report import bands, figures
-from tests.drawings import png_chunks, png_size, saved_figures
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-  """The figures that were saved, for a look at their axes."""
-  return saved_figures(monkeypatch)
+from tests.drawings import png_chunks, png_size
 
 
 def _predictions(num_rows=1000):
@@ -48,13 +42,12 @@ def _panel(num_clients=3, **changes):
   return bands.BandPanel(**(content | changes))
 
 
-def _band(path, panel=None, **changes):
+def _band(panel=None, **changes):
   panel = panel or _panel()
-  bands.function_band(
+  return bands.function_band(
     panel.x,
     panel.mean,
     panel.variance,
-    path,
     train_x=panel.train_x,
     train_y=panel.train_y,
     clients=panel.train_client,
@@ -68,11 +61,14 @@ def _band(path, panel=None, **changes):
 def _draw_all(folder):
   rows = _predictions()
   panel = _panel()
-  figures.learning_curve(_records(), folder / "a.png", unit="MW", best_round=7)
-  figures.reliability(*rows, folder / "b.png")
-  figures.predicted_against_true(*rows, folder / "c.png", target_name="power [MW]")
-  _band(folder / "d.png")
-  bands.two_panels(panel, panel, folder / "e.png")
+  for name, figure in {
+    "a": figures.learning_curve(_records(), unit="MW", best_round=7),
+    "b": figures.reliability(*rows),
+    "c": figures.predicted_against_true(*rows, target_name="power [MW]"),
+    "d": _band(),
+    "e": bands.two_panels(panel, panel),
+  }.items():
+    figures.save(figure, folder / f"{name}.png")
 
 
 def _legend_labels(figure):
@@ -108,7 +104,7 @@ def test_same_numbers_same_bytes(all_drawn, tmp_path):
 
 def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
   path = tmp_path / "figure.png"
-  figures.reliability(*_predictions(), path)
+  figures.save(figures.reliability(*_predictions()), path)
   before = path.read_bytes()
 
   def break_off(self, file, **kwargs):
@@ -117,15 +113,15 @@ def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
 
   monkeypatch.setattr(Figure, "savefig", break_off)
   with pytest.raises(OSError, match="disk full"):
-    figures.reliability(*_predictions(10), path)
+    figures.save(figures.reliability(*_predictions(10)), path)
   assert path.read_bytes() == before
   assert list(tmp_path.iterdir()) == [path]
 
 
-def test_learning_curve_shows_the_columns_and_the_kept_round(tmp_path, drawn):
+def test_learning_curve_shows_the_columns_and_the_kept_round():
   records = _records()
-  figures.learning_curve(records, tmp_path / "f.png", unit="MW", best_round=7)
-  upper, lower = drawn[0].axes
+  figure = figures.learning_curve(records, unit="MW", best_round=7)
+  upper, lower = figure.axes
   for ax, score in ((upper, "rmse"), (lower, "ece")):
     by_label = {line.get_label(): line for line in ax.lines}
     for label, column in (("validation", f"val_{score}"), ("test", f"test_{score}")):
@@ -136,15 +132,15 @@ def test_learning_curve_shows_the_columns_and_the_kept_round(tmp_path, drawn):
   assert lower.get_ylim()[0] == 0.0
 
 
-def test_learning_curve_of_one_round(tmp_path, drawn):
-  figures.learning_curve(_records(1), tmp_path / "f.png", unit="1", best_round=1)
-  assert drawn[0].axes[1].get_xlim() == (0.5, 1.5)
+def test_learning_curve_of_one_round():
+  figure = figures.learning_curve(_records(1), unit="1", best_round=1)
+  assert figure.axes[1].get_xlim() == (0.5, 1.5)
 
 
-def test_reliability_draws_the_calibration_it_names(tmp_path, drawn):
+def test_reliability_draws_the_calibration_it_names():
   rows = _predictions()
-  figures.reliability(*rows, tmp_path / "f.png")
-  (ax,) = drawn[0].axes
+  figure = figures.reliability(*rows)
+  (ax,) = figure.axes
   line = next(li for li in ax.lines if str(li.get_label()).startswith("this"))
   gap = np.abs(line.get_xdata() - line.get_ydata())
   ece = float(metrics.calibration(*rows)["ece"])
@@ -153,14 +149,12 @@ def test_reliability_draws_the_calibration_it_names(tmp_path, drawn):
 
 
 @pytest.mark.parametrize("num_rows, shown", [(1, 1), (300, 300), (301, 300)])
-def test_predictions_are_thinned_and_coverage_counts_all(
-  num_rows, shown, tmp_path, drawn
-):
+def test_predictions_are_thinned_and_coverage_counts_all(num_rows, shown):
   mean, variance, targets = _predictions(num_rows)
-  figures.predicted_against_true(
-    mean, variance, targets, tmp_path / "f.png", target_name="power [MW]"
+  figure = figures.predicted_against_true(
+    mean, variance, targets, target_name="power [MW]"
   )
-  (ax,) = drawn[0].axes
+  (ax,) = figure.axes
   dots = [line for line in ax.lines if line.get_label() != "exact"]
   drawn_targets = np.concatenate([line.get_xdata() for line in dots])
   assert len(drawn_targets) == shown
@@ -171,25 +165,26 @@ def test_predictions_are_thinned_and_coverage_counts_all(
   assert ax.get_xlabel() == "true power [MW]"
 
 
-def test_predictions_far_from_zero_fill_the_axes(tmp_path, drawn):
+def test_predictions_far_from_zero_fill_the_axes():
   mean, variance, targets = _predictions()
-  figures.predicted_against_true(
-    mean + 450.0, variance, targets + 450.0, tmp_path / "f.png", target_name="power"
+  figure = figures.predicted_against_true(
+    mean + 450.0, variance, targets + 450.0, target_name="power"
   )
-  low, high = drawn[0].axes[0].get_xlim()
+  figure.draw_without_rendering()  # Which lays the axes out.
+  low, high = figure.axes[0].get_xlim()
   assert 430.0 < low < high < 470.0
 
 
-def test_band_is_sorted_and_labelled(tmp_path, drawn):
+def test_band_is_sorted_and_labelled():
   panel = _panel()
-  _band(tmp_path / "f.png", panel)
-  (ax,) = drawn[0].axes
+  figure = _band(panel)
+  (ax,) = figure.axes
   mean = next(line for line in ax.lines if line.get_label() == "predicted mean")
   np.testing.assert_array_equal(mean.get_xdata(), np.sort(panel.x))
   edges = ax.collections[0].get_paths()[0].vertices[:, 1]
   np.testing.assert_allclose(edges.max(), panel.mean.max() + 1.96 * 0.2, atol=1e-4)
   assert (ax.get_xlabel(), ax.get_ylabel()) == ("input [s]", "target [m]")
-  assert _legend_labels(drawn[0]) == [
+  assert _legend_labels(figure) == [
     "95 % interval",
     "predicted mean",
     "true function",
@@ -199,25 +194,25 @@ def test_band_is_sorted_and_labelled(tmp_path, drawn):
   ]
 
 
-def test_truth_may_be_unknown_and_clients_many(tmp_path, drawn):
-  _band(tmp_path / "f.png", _panel(num_clients=20), truth=None)
-  assert _legend_labels(drawn[0]) == [
+def test_truth_may_be_unknown_and_clients_many():
+  figure = _band(_panel(num_clients=20), truth=None)
+  assert _legend_labels(figure) == [
     "95 % interval",
     "predicted mean",
     "rows of 20 clients",
   ]
 
 
-def test_rows_the_model_did_not_see_are_hollow(tmp_path, drawn):
+def test_rows_the_model_did_not_see_are_hollow():
   left = _panel(used=np.arange(60) % 3 == 0)
   right = _panel(used=np.ones(60, bool))
-  bands.two_panels(left, right, tmp_path / "f.png")
+  figure = bands.two_panels(left, right)
 
   def count(ax, hollow):
     rows = [c for c in ax.collections[1:] if (len(c.get_facecolor()) == 0) == hollow]
     return sum(len(c.get_offsets()) for c in rows)
 
-  axes = drawn[0].axes
+  axes = figure.axes
   assert [(count(ax, False), count(ax, True)) for ax in axes] == [(20, 40), (60, 0)]
   assert axes[0].get_ylim() == axes[1].get_ylim()
-  assert "hollow: not seen by the model" in _legend_labels(drawn[0])
+  assert "hollow: not seen by the model" in _legend_labels(figure)

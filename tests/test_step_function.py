@@ -38,9 +38,9 @@ def run(tmp_path_factory):
   folder, panels = tmp_path_factory.mktemp("step") / "made" / "run", []
   draw = bands.two_panels
 
-  def two_panels(left, right, path):
+  def two_panels(left, right):
     panels.extend((left, right))
-    draw(left, right, path)
+    return draw(left, right)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(bands, "two_panels", two_panels)

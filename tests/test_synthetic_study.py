@@ -109,9 +109,9 @@ def study(tmp_path_factory):
     assert tuple(seeds) == SEEDS
     return iter(learnt)
 
-  def two_panels(left, right, path):
+  def two_panels(left, right):
     panels.extend((left, right))
-    draw(left, right, path)
+    return draw(left, right)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(fixed_kernels, "learn", learn)  # They are trained once.

@@ -8,7 +8,7 @@ row they belong to.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from scipy import special
@@ -132,31 +132,63 @@ def marginal(sums: BinSums) -> Marginal:
   return Marginal(np.maximum.accumulate(sums.sums[full] / counts), levels, counts)
 
 
-def fit(parts: Sequence[np.ndarray]) -> Marginal:
-  """Finds the marginal of one standardised input, given in parts `[n_c]` by client."""
+class Collect(Protocol):
+  """A function that has clients count their inputs in public bins, and adds it up."""
 
-  def collect(edges: np.ndarray) -> BinSums:
-    return add([bin_sums(values, edges) for values in parts])
+  def __call__(self, edges: Sequence[np.ndarray]) -> Sequence[BinSums]:
+    """Returns the sums of as many inputs as there are edges `[B + 1]`.
 
-  edges = coarse_edges()
-  edges = finer_edges(edges, collect(edges).counts)
-  told = collect(edges)
+    Edges without a bin, `[0]`, are of an input that needs no further pass.
+    """
+
+
+def find(collect: Collect, num_inputs: int) -> list[Marginal]:
+  """Finds the marginals of standardised inputs in a few passes over all clients."""
+  edges = [coarse_edges()] * num_inputs
+  first = collect(edges)
+  edges = [finer_edges(e, s.counts) for e, s in zip(edges, first, strict=True)]
+  found = list(collect(edges))
   for _ in range(_MOST_PASSES - 2):
-    wide = wide_bins(told.counts)
-    if not wide.any():
+    wide = [wide_bins(sums.counts) for sums in found]
+    again = [bool(one.any()) for one in wide]
+    if not any(again):
       break
-    edges = finer_edges(edges, told.counts, wide)
-    told = collect(edges)
-  return marginal(told)
+    edges = [
+      finer_edges(e, s.counts, w) if w.any() else e
+      for e, s, w in zip(edges, found, wide, strict=True)
+    ]
+    asked = [e if one else e[:0] for e, one in zip(edges, again, strict=True)]
+    found = [
+      new if one else old
+      for new, old, one in zip(collect(asked), found, again, strict=True)
+    ]
+  return [marginal(sums) for sums in found]
 
 
-def correlation_factor(scores: np.ndarray) -> np.ndarray:
-  """Returns the Cholesky factor `[D, D]` of the correlation of scores `[N, D]`.
+def fit(parts: Sequence[np.ndarray]) -> Marginal:
+  """Finds the marginal of one standardised input, given in parts `[n_c]` by client.
 
-  The second moments are sums over rows, and so over clients.
+  Example:
+    >>> import numpy as np
+    >>> from fedbnr_jax.data import marginals
+    >>> one = marginals.fit([np.array([-1.0, 0.0]), np.array([0.0, 0.0, 900.0])])
+    >>> one.scores(np.array([-1.0, 0.0, 900.0])).round(2).tolist()
+    [-1.28, 0.0, 1.28]
   """
-  centred = scores - scores.mean(axis=0)
-  moments = centred.T @ centred / len(scores)
+
+  def collect(edges: Sequence[np.ndarray]) -> list[BinSums]:
+    return [add([bin_sums(values, edges[0]) for values in parts])]
+
+  (found,) = find(collect, 1)
+  return found
+
+
+def correlation_factor(moments: np.ndarray) -> np.ndarray:
+  """Returns the Cholesky factor `[D, D]` of a correlation.
+
+  Args:
+    moments: `[D, D]` mean products of centred scores, which are sums over clients.
+  """
   deviation = np.sqrt(np.maximum(np.diag(moments), 1e-12))
   correlation = moments / np.outer(deviation, deviation)
   # Inputs that repeat each other make it singular.

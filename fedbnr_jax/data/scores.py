@@ -52,18 +52,32 @@ def unasked() -> Iterator[None]:
 def fit(inputs: Sequence[np.ndarray], names: Sequence[str]) -> tuple[ScoreMap, ...]:
   """Finds the map of each of D numeric inputs.
 
-  A column with two values has no tail; it is left as it is, standardised, and a warning
-  says so.
-
   Args:
     inputs: Standardised inputs `[n_c, D]` of each client's training rows, NaN where a
       cell is missing. What is used of them are sums over the clients, so that all rows
       at once do as well.
+    names: `[D]`, for the warning of `maps_of`.
+  """
+  found = [
+    marginals.fit([_observed(rows[:, d]) for rows in inputs]) for d in range(len(names))
+  ]
+  return maps_of(found, names)
+
+
+def maps_of(
+  found: Sequence[marginals.Marginal], names: Sequence[str]
+) -> tuple[ScoreMap, ...]:
+  """Makes the maps of inputs whose marginals are known.
+
+  A column with two values has no tail; it is left as it is, standardised, and a warning
+  says so.
+
+  Args:
+    found: `[D]`.
     names: `[D]`, for the warning.
   """
   maps, left = [], []
-  for d, name in enumerate(names):
-    marginal = marginals.fit([_observed(rows[:, d]) for rows in inputs])
+  for marginal, name in zip(found, names, strict=True):
     if len(marginal.values) > 2:
       maps.append(_thinned(marginal))
     else:

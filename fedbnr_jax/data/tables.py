@@ -67,6 +67,14 @@ def load_table(
   Raises:
     InputError: If a column does not exist or has a reserved name, or a cell is empty
       or of the wrong kind.
+
+  Example:
+    >>> import pandas as pd
+    >>> from fedbnr_jax import data
+    >>> frame = pd.DataFrame({"size": [1, 2], "site": ["a", "b"], "price": [3, 4]})
+    >>> dataset = data.load_table(frame, target="price", client="site")
+    >>> dataset.num_rows, list(dataset.features), dataset.targets.tolist()
+    (2, ['size'], [3.0, 4.0])
   """
   if isinstance(path_or_frame, pd.DataFrame):
     frame = path_or_frame

@@ -90,8 +90,9 @@ class FederatedAlgorithm:
   # each client, or experts, the mean over clients.
   train_nll: Callable[[ServerState], jax.Array]
   predict: Predict
-  participation: Participation
-  placement: Placement
+  # Who takes part, and on which devices: everyone, on the default one.
+  participation: Participation = Participation()  # noqa: RUF009  Immutable.
+  placement: Placement = Placement()  # noqa: RUF009
   init_client: InitClient = keep_nothing
   # (state, x [N, D], y [N]) -> state: learns after each round what only rows that
   # nobody trains on can show.

@@ -95,5 +95,12 @@ class Stage(NamedTuple):
 
 
 def num_floats(message: Message) -> int:
-  """Counts the numbers in a message: a seed is two, a count is one."""
+  """Counts the numbers in a message: a seed is two, a count is one.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax.federated.exchange import num_floats
+    >>> num_floats({"gram": jnp.zeros(6), "count": jnp.zeros(())})
+    7
+  """
   return sum(leaf.size for leaf in jax.tree.leaves(message))

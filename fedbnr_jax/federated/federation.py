@@ -85,6 +85,14 @@ def build(
 
   Returns:
     A federation without a server set. Padding holds zeros.
+
+  Example:
+    >>> import numpy as np
+    >>> from fedbnr_jax import federation
+    >>> x, y = np.zeros((4, 2)), np.zeros(4)
+    >>> built = federation.build(x, y, [np.array([0, 1, 2]), np.array([3])])
+    >>> built.num_clients, built.clients.x.shape, built.clients.mask.tolist()
+    (2, (2, 3, 2), [[True, True, True], [True, False, False]])
   """
   if not parts:
     raise InputError("a federation needs at least one client.")

@@ -131,6 +131,14 @@ def fuse(
 
   Raises:
     InputError: If no rule has this name.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax.gp import experts
+    >>> means, variances = jnp.array([[2.0], [0.0]]), jnp.array([[0.1], [1.0]])
+    >>> mean, _ = experts.fuse("rbcm", means, variances, prior_variance=1.0)
+    >>> round(float(mean[0]), 2)  # The second expert knows nothing, and has no say.
+    2.03
   """
   require_choice("fusion rule", rule, RULES)
   chosen = RULES[rule]

@@ -18,6 +18,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax.scipy import special
 from jax.typing import ArrayLike
 
@@ -45,6 +46,11 @@ def rmse(mean: ArrayLike, targets: ArrayLike) -> jax.Array:
 
   Returns:
     [] the error.
+
+  Example:
+    >>> from fedbnr_jax import metrics
+    >>> round(float(metrics.rmse([1.0, 2.0], [1.0, 4.0])), 3)
+    1.414
   """
   mean, targets = _common_float(mean, targets)
   return jnp.sqrt(jnp.mean(jnp.square(targets - mean)))
@@ -102,7 +108,7 @@ def central_level(
     targets: [N] true values.
 
   Returns:
-    [N] levels in [0, 1]: 0 where the target is the mean, near 1 far out.
+    [N] levels in [0, 1], 0 where the target is the mean and near 1 far out.
   """
   mean, variance, targets = _common_float(mean, variance, targets)
   return special.erf(jnp.abs(targets - mean) / jnp.sqrt(2.0 * variance))
@@ -156,10 +162,9 @@ def coverage(
   return observed_coverage(reached, np.array([level]))[0]
 
 
-def _calibration(reached: jax.Array, num_levels: int) -> dict[str, jax.Array]:
-  """Computes the calibration scores from the levels [N] that reach the targets."""
-  levels = jnp.asarray(interval_levels(num_levels), reached.dtype)
-  share = observed_coverage(reached, levels)
+def _calibration(share: jax.Array) -> dict[str, jax.Array]:
+  """Computes the calibration scores from the shares [K] inside a grid of levels."""
+  levels = jnp.asarray(interval_levels(len(share)), share.dtype)
   gap = jnp.abs(share - levels)
   # Over rows, the mean of (p − 1[u ≤ p])² is p² on the share outside plus
   # (1 − p)² on the share inside, so the rows are not needed again.
@@ -186,8 +191,70 @@ def calibration(
     largest gap; `bri`, the mean over levels and rows of the squared gap between
     the level and whether the row is covered. Each is []. ECE and MCE are 0 when
     calibrated; BRI is then 1/6, which is not its minimum.
+
+  Example:
+    >>> import numpy as np
+    >>> from fedbnr_jax import metrics
+    >>> targets = np.random.default_rng(0).normal(size=2000)
+    >>> honest = metrics.calibration(np.zeros(2000), np.ones(2000), targets)
+    >>> narrow = metrics.calibration(np.zeros(2000), np.full(2000, 0.01), targets)
+    >>> bool(honest["ece"] < 0.03 < 0.3 < narrow["ece"])
+    True
   """
-  return _calibration(central_level(mean, variance, targets), num_levels)
+  reached = central_level(mean, variance, targets)
+  return _calibration(observed_coverage(reached, interval_levels(num_levels)))
+
+
+class ScoreSums(struct.PyTreeNode):
+  """Sums over rows that every score follows from; they add over clients."""
+
+  count: jax.Array  # [] number of rows.
+  squares: jax.Array  # [] squared errors of the means.
+  nll: jax.Array  # [] negative log densities.
+  crps: jax.Array  # [] continuous ranked probability scores.
+  # [L] rows inside the central interval of each level of `_LEVELS`; NaN if one row is.
+  inside: jax.Array
+
+  def __add__(self, other: "ScoreSums") -> "ScoreSums":
+    return jax.tree.map(jnp.add, self, other)
+
+
+_GRIDS = (100, 10)  # Numbers of levels: ours, and that of the published extremes.
+_LEVELS = np.concatenate([[0.95], *map(interval_levels, _GRIDS)])
+
+
+def score_sums(mean: ArrayLike, variance: ArrayLike, targets: ArrayLike) -> ScoreSums:
+  """Computes what a client tells of its rows, so that all clients can be scored.
+
+  Args:
+    mean: [N] predicted means.
+    variance: [N] predicted variances, positive.
+    targets: [N] true values.
+  """
+  mean, variance, targets = _common_float(mean, variance, targets)
+  count = jnp.asarray(len(targets), targets.dtype)
+  share = observed_coverage(central_level(mean, variance, targets), _LEVELS)
+  return ScoreSums(
+    count=count,
+    squares=jnp.sum(jnp.square(targets - mean)),
+    nll=count * nll(mean, variance, targets),
+    crps=count * crps(mean, variance, targets),
+    inside=count * share,
+  )
+
+
+def scores(sums: ScoreSums) -> dict[str, jax.Array]:
+  """Computes every score of this module from summed rows; see `evaluate`."""
+  share = sums.inside / sums.count
+  ours, published = jnp.split(share[1:], [_GRIDS[0]])
+  return {
+    "rmse": jnp.sqrt(sums.squares / sums.count),
+    "nll": sums.nll / sums.count,
+    "crps": sums.crps / sums.count,
+    "coverage95": share[0],
+    **_calibration(ours),
+    "ece10": _calibration(published)["ece"],
+  }
 
 
 def evaluate(
@@ -204,14 +271,13 @@ def evaluate(
     `rmse`, `nll`, `crps`, `coverage95`, then `ece`, `mce`, `bri` over 100
     levels and `ece10` over 10, the grid that fits the published extremes. Each
     is [].
+
+  Example:
+    >>> from fedbnr_jax import metrics
+    >>> scores = metrics.evaluate([0.0, 1.0], [1.0, 1.0], [0.0, 1.0])
+    >>> sorted(scores)
+    ['bri', 'coverage95', 'crps', 'ece', 'ece10', 'mce', 'nll', 'rmse']
+    >>> float(scores["rmse"]), float(scores["coverage95"])
+    (0.0, 1.0)
   """
-  mean, variance, targets = _common_float(mean, variance, targets)
-  reached = central_level(mean, variance, targets)
-  return {
-    "rmse": rmse(mean, targets),
-    "nll": nll(mean, variance, targets),
-    "crps": crps(mean, variance, targets),
-    "coverage95": observed_coverage(reached, np.array([0.95]))[0],
-    **_calibration(reached, 100),
-    "ece10": _calibration(reached, 10)["ece"],
-  }
+  return scores(score_sums(mean, variance, targets))

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from fedbnr_jax import files, precision, prediction
 from fedbnr_jax.algorithms import kernels
@@ -94,7 +95,12 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     shapes = prediction.state_shapes(config, preprocessor)
     like = shapes.server
     leaves, structure = jax.tree.flatten((like.omega, like.params.theta))
-    kernel = [arrays[f"kernel_{index}"] for index in range(len(leaves))]
+    kernel = [arrays.get(f"kernel_{index}", ()) for index in range(len(leaves))]
+    if [np.shape(one) for one in kernel] != [leaf.shape for leaf in leaves]:
+      raise InputError(
+        f"{folder.path / _MODEL} has another kernel than this version makes of its "
+        "config: predict with the version that released it, or release again."
+      )
     omega, theta = jax.tree.unflatten(structure, kernel)
     fields = ("gram", "moment", "energy", "count")
     stats = blr.SufficientStats(*(jnp.asarray(arrays[name]) for name in fields))

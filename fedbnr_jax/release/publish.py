@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from fedbnr_jax import ledger_file, precision, privacy
 from fedbnr_jax.errors import InputError
@@ -47,6 +48,7 @@ def publish(
   delta: float = 1e-5,
   noise: str = "central",
   budget: float | None = None,
+  frame: pd.DataFrame | None = None,
 ) -> Published:
   """Releases the statistics of a finished run into its folder `released/`.
 
@@ -61,6 +63,7 @@ def publish(
     noise: "central": one noise on the sum; "client": each client adds its own.
     budget: The ε that all releases of the run together may spend, at this δ; None for
       no more than this release alone.
+    frame: The table of a run of `fit(frame)`, whose folder names no file of rows.
 
   Raises:
     InputError: If the run cannot be released, the promise is none, or the budget does
@@ -72,7 +75,7 @@ def publish(
   with precision.float64(), alone_in(folder.path), explain_os_errors(folder.path):
     _require_float64(folder)
     _require_bounds(folder)
-    run = load_run(workdir)
+    run = load_run(workdir, frame)
     x, y = run.training_rows()
     _require_promise(epsilon, delta, len(y))
     grid = _grid(run)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from fedbnr_jax import ledger_file, model, precision
 from fedbnr_jax.algorithms import kernels
@@ -56,8 +57,14 @@ class TrainedRun:
     return np.asarray(clients.x, wide)[mask], np.asarray(clients.y, wide)[mask]
 
 
-def load_run(workdir: str | os.PathLike[str]) -> TrainedRun:
+def load_run(
+  workdir: str | os.PathLike[str], frame: pd.DataFrame | None = None
+) -> TrainedRun:
   """Loads a finished run and the rows that it was trained on.
+
+  Args:
+    workdir: The folder of the run.
+    frame: The table of a run of `fit(frame)`, whose folder names no file of rows.
 
   Raises:
     InputError: If the run is not finished, its statistics have no bounded sensitivity
@@ -83,8 +90,15 @@ def load_run(workdir: str | os.PathLike[str]) -> TrainedRun:
       f"rows have joined or left {workdir} since its training, and a release is made "
       "of those it was trained on: train again."
     )
+  data = trained.config.data
+  if frame is None and data.source == "table" and not data.path:
+    raise InputError(
+      f"{workdir} was trained on a frame, whose rows are not in the folder: give that "
+      "frame too, as frame=; the commands need a run of a file."
+    )
   trained.config.mesh = 1
   with warnings.catch_warnings(action="ignore"):  # The training has given them.
-    experiment = experiment_lib.build(trained.config)
+    dataset = experiment_lib.load_dataset(trained.config, frame)
+    experiment = experiment_lib.build(trained.config, dataset)
   folder.check_data(experiment.dataset)
   return TrainedRun(folder, summary, trained, experiment, feature_map, squared_norm)

@@ -6,9 +6,10 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedbnr_jax.report.figures import BLUE, COLOURS, INK, Z95, PathLike, new_axes, save
+from fedbnr_jax.report.figures import BLUE, COLOURS, INK, Z95, new_axes
 
 _CLIENT_COLOURS = COLOURS[1:]  # The first one is the prediction's.
 # Every client has a marker too, for print in grey.
@@ -85,9 +86,7 @@ def _row_legend(
   return entries
 
 
-def _draw_panels(
-  panels: list[BandPanel], path: PathLike, input_name: str, target_name: str
-) -> None:
+def _draw_panels(panels: list[BandPanel], input_name: str, target_name: str) -> Figure:
   """Draws panels side by side on shared axes, with one legend for all."""
   size = (7.0, 4.6) if len(panels) == 1 else (5.2 * len(panels), 4.8)
   figure, axes = new_axes(1, len(panels), size, sharex=True, sharey=True)
@@ -102,14 +101,13 @@ def _draw_panels(
   ncols = min(len(entries), 4 if len(panels) == 1 else 5)
   labels, handles = list(entries), list(entries.values())
   figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False)
-  save(figure, path)
+  return figure
 
 
 def function_band(
   x: np.ndarray,
   mean: np.ndarray,
   variance: np.ndarray,
-  path: PathLike,
   *,
   train_x: np.ndarray,
   train_y: np.ndarray,
@@ -119,12 +117,11 @@ def function_band(
   target_name: str,
   title: str,
   client_names: tuple[str, ...] | None = None,
-) -> None:
+) -> Figure:
   """Draws a one-dimensional model: mean, 95 % band and rows by client.
 
   Args:
     x, mean, variance, train_x, train_y, truth, title, client_names: As in `BandPanel`.
-    path: The PNG to write.
     clients: [N] number of the client of each training row, counted from 0.
     input_name, target_name: Labels of the axes.
   """
@@ -132,22 +129,20 @@ def function_band(
     *(x, mean, variance, train_x, train_y, clients, truth, title),
     client_names=client_names,
   )
-  _draw_panels([panel], path, input_name, target_name)
+  return _draw_panels([panel], input_name, target_name)
 
 
 def two_panels(
   left: BandPanel,
   right: BandPanel,
-  path: PathLike,
   *,
   input_name: str = "x",
   target_name: str = "y",
-) -> None:
+) -> Figure:
   """Draws two models side by side on a shared y axis.
 
   Args:
     left, right: The models, such as a client's own and the global one.
-    path: The PNG to write.
     input_name, target_name: Labels of the axes.
   """
-  _draw_panels([left, right], path, input_name, target_name)
+  return _draw_panels([left, right], input_name, target_name)

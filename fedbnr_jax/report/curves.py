@@ -4,17 +4,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from fedbnr_jax.report.figures import COLOURS, PathLike, new_axes, save
+from fedbnr_jax.report.figures import COLOURS, new_axes
 
 
-def privacy(curve: pd.DataFrame, path: PathLike, *, unit: str, title: str) -> None:
+def privacy(curve: pd.DataFrame, *, unit: str, title: str) -> Figure:
   """Draws RMSE and ECE against ε, with a band that holds 80 % of the draws.
 
   Args:
     curve: One row per draw of the noise, with columns `epsilon` (may be infinite),
       `noise`, `test_rmse` and `test_ece`.
-    path: The PNG to write.
     unit: Unit of the error.
     title: Title of the figure.
   """
@@ -36,15 +36,14 @@ def privacy(curve: pd.DataFrame, path: PathLike, *, unit: str, title: str) -> No
     ax.set_ylabel(label)
   axes[0].legend(title="noise", frameon=False)
   figure.suptitle(title)
-  save(figure, path)
+  return figure
 
 
-def leakage(curve: pd.DataFrame, path: PathLike, *, num_features: int) -> None:
+def leakage(curve: pd.DataFrame, *, num_features: int) -> Figure:
   """Draws an attacker's advantage against the number of rows in a Gram matrix.
 
   Args:
     curve: Columns `rows`, `release` (label of a line) and `advantage`.
-    path: The PNG to write.
     num_features: M; it is marked, because more rows than that hide one another.
   """
   figure, (ax,) = new_axes(1, 1, (6.4, 3.8))
@@ -60,22 +59,20 @@ def leakage(curve: pd.DataFrame, path: PathLike, *, num_features: int) -> None:
   ax.set_xlabel("rows in the matrix that the attacker sees")
   ax.set_ylabel("probability that a row\nthat is in ranks first")
   ax.legend(frameon=False)
-  save(figure, path)
+  return figure
 
 
 def communication(
   runs: Mapping[str, Sequence[pd.DataFrame]],
-  path: PathLike,
   *,
   unit: str,
   title: str,
   goal: float | None = None,
-) -> None:
+) -> Figure:
   """Draws test RMSE at the best validation round so far against floats sent.
 
   Args:
     runs: The runs of each method; a run has columns `floats` and `test_rmse`.
-    path: The PNG to write.
     unit: Unit of the error.
     title: Title of the figure.
     goal: An error to reach; it is drawn as a line.
@@ -97,17 +94,16 @@ def communication(
   ax.set_ylabel(f"test RMSE [{unit}]")
   ax.set_title(title)
   figure.legend(loc="outside right center", frameon=False, fontsize=8)
-  save(figure, path)
+  return figure
 
 
-def new_client(errors: pd.DataFrame, path: PathLike) -> None:
+def new_client(errors: pd.DataFrame) -> Figure:
   """Draws the squared error of a new client's predictions against its rows.
 
   A panel is a range of inputs; a band holds 80 % of the seeds.
 
   Args:
     errors: One row per seed, with columns `range`, `rows`, `method` and `mse`.
-    path: The PNG to write.
   """
   ranges = list(dict.fromkeys(errors["range"]))
   figure, axes = new_axes(1, len(ranges), (4.8 * len(ranges), 4.0), sharey=True)
@@ -127,12 +123,10 @@ def new_client(errors: pd.DataFrame, path: PathLike) -> None:
     ax.set_title(f"new client on {name}", loc="left")
   axes[0].set_ylabel("squared error on [-5, 5]")
   axes[0].legend(frameon=False, fontsize=9)
-  save(figure, path)
+  return figure
 
 
-def convergence(
-  errors: pd.DataFrame, panels: Mapping[str, Sequence[str]], path: PathLike
-) -> None:
+def convergence(errors: pd.DataFrame, panels: Mapping[str, Sequence[str]]) -> Figure:
   """Draws the error of random features against S, beside the line 1/√S.
 
   A band holds 80 % of the seeds.
@@ -140,7 +134,6 @@ def convergence(
   Args:
     errors: One row per seed, with columns `kernel`, `num_samples` and `error`.
     panels: Names of the kernels in each panel, by the panel's title.
-    path: The PNG to write.
   """
   figure, axes = new_axes(1, len(panels), (5.0 * len(panels), 4.4), sharey=True)
   ends = np.array([errors.num_samples.min(), errors.num_samples.max()])
@@ -159,4 +152,4 @@ def convergence(
     ax.set_title(title, loc="left")
     ax.legend(frameon=False, fontsize=9, loc="lower left")
   axes[0].set_ylabel("RMS error / RMS of the kernel")
-  save(figure, path)
+  return figure

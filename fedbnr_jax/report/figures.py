@@ -1,12 +1,14 @@
-"""Figures of one run's scores: each function draws one PNG from arrays.
+"""Figures of one run's scores: each function draws one figure from arrays.
 
 Only matplotlib's object interface is used, so nothing depends on a display, on
-a global current figure or on what ran before. A file appears whole or not at
-all: it is written under a temporary name and then renamed.
+a global current figure or on what ran before. `save` writes a PNG, which appears whole
+or not at all; `svg` gives a picture for a page.
 """
 
+import io
 import os
 import pathlib
+import re
 from typing import Any
 
 import matplotlib as mpl
@@ -59,15 +61,37 @@ def save(figure: Figure, path: PathLike) -> None:
     figure.savefig(part, format="png", dpi=_DPI, metadata={"Software": None})
 
 
-def learning_curve(
-  metrics: pd.DataFrame, path: PathLike, *, unit: str, best_round: int
-) -> None:
+# What stands for a colour in a page, which has a light and a dark mode.
+_THEME = {
+  **dict.fromkeys(("#000000", "#222222", "black"), "var(--ink)"),
+  **{"#ffffff": "var(--card)", "#e6e6e6": "var(--grid)", "#8a8a8a": "var(--muted)"},
+}
+
+
+def svg(figure: Figure) -> str:
+  """Draws the figure as SVG that stands in a page and takes the page's colours."""
+  with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fedbnr_jax"}):
+    buffer = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+  drawn = buffer.getvalue()
+  head, _, rest = drawn[drawn.index("<svg") :].partition(">")
+  # The page gives the size, and black is SVG's colour where none is named.
+  head = re.sub(r' (width|height)="[^"]*"', "", head)
+  # Groups are numbered in each figure, and pages have several.
+  rest = re.sub(r'<g id="[^"]*"', "<g", rest)
+  rest = re.sub(
+    "|".join(_THEME), lambda found: _THEME[found[0].lower()], rest, flags=re.I
+  )
+  return f'{head} role="img" style="fill: var(--ink)">{rest}'
+
+
+def learning_curve(metrics: pd.DataFrame, *, unit: str, best_round: int) -> Figure:
   """Draws error and calibration over the rounds, and marks the best round.
 
   Args:
     metrics: One row per round, with `round`, `val_rmse`, `test_rmse`, `val_ece` and
       `test_ece`.
-    path: The PNG to write.
     unit: Unit of the error, for the axis.
     best_round: The round that validation chose; it is marked.
   """
@@ -91,17 +115,14 @@ def learning_curve(
   axes[1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
   axes[0].legend(frameon=False)
   axes[0].set_title("Learning curve", loc="left")
-  save(figure, path)
+  return figure
 
 
-def reliability(
-  mean: np.ndarray, variance: np.ndarray, targets: np.ndarray, path: PathLike
-) -> None:
+def reliability(mean: np.ndarray, variance: np.ndarray, targets: np.ndarray) -> Figure:
   """Draws the observed against the nominal coverage of central intervals.
 
   Args:
     mean, variance, targets: [N] predicted means, their variances, true values.
-    path: The PNG to write.
   """
   levels = interval_levels(100)
   reached = central_level(mean, variance, targets)
@@ -120,22 +141,20 @@ def reliability(
   ax.set_ylabel("observed share of rows inside")
   ax.set_title(f"Reliability on {len(targets)} rows: ECE {ece:.3f}", loc="left")
   ax.legend(frameon=False, loc="upper left")
-  save(figure, path)
+  return figure
 
 
 def predicted_against_true(
   mean: np.ndarray,
   variance: np.ndarray,
   targets: np.ndarray,
-  path: PathLike,
   *,
   target_name: str,
-) -> None:
+) -> Figure:
   """Draws predictions with their 95 % bars against the true values.
 
   Args:
     mean, variance, targets: [N] predicted means, their variances, true values.
-    path: The PNG to write.
     target_name: Name of the target, with its unit, for both axes.
   """
   mean, targets = np.asarray(mean), np.asarray(targets)
@@ -164,4 +183,26 @@ def predicted_against_true(
   title = f"95 % intervals hold {covered.mean():.1%} of {len(order)} rows{of}"
   ax.set_title(title, loc="left", fontsize=11)
   ax.legend(frameon=False, loc="upper left")
-  save(figure, path)
+  return figure
+
+
+def bars(values: pd.Series, *, label: str, title: str) -> Figure:
+  """Draws a bar for each name, the first one on top.
+
+  Args:
+    values: Numbers from 0 on, by name.
+    label: Of the axis.
+    title: Of the figure.
+  """
+  height = 1.2 + 0.28 * len(values)
+  figure, (ax,) = new_axes(1, 1, (5.4, height))
+  places = np.arange(len(values))
+  ax.barh(places, values.to_numpy(), color=BLUE, height=0.7)
+  names = [str(name) for name in values.index]
+  ax.set_yticks(places, [n if len(n) <= 24 else f"{n[:22]}…" for n in names])
+  ax.set_ylim(len(values) - 0.4, -0.6)
+  ax.set_xlim(left=0.0)
+  ax.grid(False, axis="y")
+  ax.set_xlabel(label)
+  ax.set_title(title, loc="left")
+  return figure

@@ -1,70 +1,93 @@
 """Figures and texts of one finished run."""
 
-import dataclasses
 import os
 import pathlib
-import warnings
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from fedbnr_jax import algorithms
-from fedbnr_jax.federated import federation as federation_lib
-from fedbnr_jax.federated.host_chunks import Transform
 from fedbnr_jax.report import bands, figures
 from fedbnr_jax.run import training
 from fedbnr_jax.run.experiment import Experiment
-from fedbnr_jax.run.program import Program, make_program
+from fedbnr_jax.run.program import Program
 
 _GRID_SIZE = 400  # Inputs at which a one-dimensional model is drawn.
 _TABLE_SCORES = ("rmse", "nll", "crps", "ece", "coverage95")
 
 
-def write_figures(
+def write_figures(drawn: Mapping[str, Figure], folder: str | os.PathLike[str]) -> None:
+  """Writes the figures of a run into a folder, as PNG files of these names."""
+  for name, figure in drawn.items():
+    figures.save(figure, pathlib.Path(folder) / f"{name}.png")
+
+
+class TestRows(NamedTuple):
+  """What the global model says of the test rows, in the target's unit."""
+
+  mean: np.ndarray  # [N]
+  variance: np.ndarray  # [N], noise included.
+  targets: np.ndarray  # [N]
+  owners: np.ndarray | None  # [N] labels; None where nobody owns a test row.
+
+
+def predict_test_rows(
+  experiment: Experiment, program: Program, result: training.Result
+) -> TestRows | None:
+  """Predicts the test rows; None for a method with a model for each client.
+
+  Scores of such a method are means over the clients' models.
+  """
+  if experiment.algorithm.one_model_each:
+    return None
+  mean, variance = jax.device_get(program.predict(result.state, experiment.test.x))
+  test, owners = experiment.split.test, experiment.dataset.clients
+  # Rows that are dealt out by another rule are so for training alone.
+  owned = owners is not None and experiment.config.partition in ("auto", "column")
+  return TestRows(
+    *_unstandardised(experiment, mean, variance),
+    experiment.dataset.targets[test],
+    owners[test] if owners is not None and owned else None,
+  )
+
+
+def draw(
   experiment: Experiment,
   program: Program,
   result: training.Result,
-  folder: str | os.PathLike[str],
-) -> None:
-  """Draws the figures of a run into a folder.
+  rows: TestRows | None,
+) -> dict[str, Figure]:
+  """Draws the figures of a run, by name.
 
   These are the learning curve, the reliability diagram, predictions against true values
   and, where there is one input, the predicted function.
+
+  Args:
+    experiment, program, result: A training and what it left.
+    rows: From `predict_test_rows`.
   """
-  folder = pathlib.Path(folder)
-  unit = experiment.dataset.target_name
-  if experiment.dataset.standardised_error:
-    unit = f"std of {unit}"
-  figures.learning_curve(
-    pd.DataFrame(result.history),
-    folder / "learning_curve.png",
-    unit=unit,
-    best_round=result.best_round,
-  )
-  if experiment.algorithm.one_model_each:
-    return  # Scores are means over the clients' models; no single one can be drawn.
-  mean, variance = jax.device_get(program.predict(result.state, experiment.test.x))
-  mean, variance = _unstandardised(experiment, mean, variance)
-  targets = experiment.dataset.targets[experiment.split.test]
-  figures.reliability(mean, variance, targets, folder / "reliability.png")
-  figures.predicted_against_true(
-    mean,
-    variance,
-    targets,
-    folder / "predicted.png",
-    target_name=experiment.dataset.target_name,
-  )
+  target = experiment.dataset.target_name
+  drawn = {
+    "learning_curve": figures.learning_curve(
+      pd.DataFrame(result.history),
+      unit=unit(experiment),
+      best_round=result.best_round,
+    )
+  }
+  if rows is None:
+    return drawn
+  drawn["reliability"] = figures.reliability(*rows[:3])
+  drawn["predicted"] = figures.predicted_against_true(*rows[:3], target_name=target)
   if is_one_dimensional(experiment):
     panel = band_panel(experiment, program, result, "Global model")
-    bands.function_band(
+    drawn["function"] = bands.function_band(
       panel.x,
       panel.mean,
       panel.variance,
-      folder / "function.png",
       train_x=panel.train_x,
       train_y=panel.train_y,
       clients=panel.train_client,
@@ -72,8 +95,15 @@ def write_figures(
       title=panel.title,
       client_names=panel.client_names,
       input_name=experiment.preprocessor.numeric_columns[0],
-      target_name=experiment.dataset.target_name,
+      target_name=target,
     )
+  return drawn
+
+
+def unit(experiment: Experiment) -> str:
+  """Names the unit of errors: the target's, or its standard deviation."""
+  name = experiment.dataset.target_name
+  return f"std of {name}" if experiment.dataset.standardised_error else name
 
 
 def summary_text(summary: dict[str, Any]) -> str:
@@ -105,90 +135,6 @@ def mean_summary(summaries: list[dict[str, Any]]) -> dict[str, Any]:
     "seeds": [summary["seed"] for summary in summaries],
     "seconds": sum(summary["seconds"] for summary in summaries),
   }
-
-
-# ------------------------------------------- the global model against each client
-
-
-def train_clients_alone(
-  experiment: Experiment,
-  transform: Transform | None,
-) -> tuple[Program, list[training.Result | None]]:
-  """Trains a model for each client on its own rows only.
-
-  All are validated and tested on the same rows as the global model.
-
-  Args:
-    experiment: The global model's.
-    transform: Applied to the program of these trainings, such as `jax.jit`.
-
-  Returns:
-    The program that trained them, and a result per client; None, with a warning, if a
-    training diverged.
-  """
-  results: list[training.Result | None] = []
-  # A client alone has no server and no peers, so the method is always plain FedBNR.
-  config = ml_collections.ConfigDict(experiment.config.to_dict())
-  config.participation, config.dropout = 1.0, 0.0
-  config.mesh, config.stream_clients = 1, 0
-  experiment = dataclasses.replace(
-    experiment,
-    config=ml_collections.FrozenConfigDict(config),
-    algorithm=algorithms.method("fedbnr").build(config),
-  )
-  program = make_program(experiment.algorithm, transform=transform)
-  for index, name in enumerate(experiment.client_names):
-    alone = dataclasses.replace(
-      experiment,
-      federation=federation_lib.single_client(experiment.federation, index),
-      client_names=(name,),
-    )
-    try:
-      results.append(training.train(alone, program))
-    except training.NonFiniteError as error:
-      warnings.warn(f"{name} alone: {error}", stacklevel=2)
-      results.append(None)
-  return program, results
-
-
-def comparison_text(
-  experiment: Experiment, result: training.Result, alone: list[training.Result | None]
-) -> str:
-  """Formats a table of test scores: the global model, then each client's own."""
-  names = [f"global ({experiment.config.method})"]
-  names += [f"{name} alone" for name in experiment.client_names]
-  scores = [
-    [one.best[f"test_{score}"] if one else np.nan for score in _TABLE_SCORES]
-    for one in (result, *alone)
-  ]
-  table = pd.DataFrame(
-    scores, index=names, columns=[f"test {s}" for s in _TABLE_SCORES]
-  )
-  return table.to_string(float_format=lambda value: f"{value:.3f}")
-
-
-def write_comparison(
-  experiment: Experiment,
-  program: Program,
-  result: training.Result,
-  alone: tuple[Program, list[training.Result | None]],
-  folder: str | os.PathLike[str],
-) -> None:
-  """Draws the first client alone beside the global model, if there is one input."""
-  program_alone, (first, *_) = alone
-  one_each = experiment.algorithm.one_model_each
-  if first is None or not is_one_dimensional(experiment) or one_each:
-    return
-  name = experiment.client_names[0]
-  bands.two_panels(
-    band_panel(experiment, program_alone, first, f"{name} alone", used_client=0),
-    band_panel(
-      experiment, program, result, f"Global model ({experiment.config.method})"
-    ),
-    pathlib.Path(folder) / "comparison.png",
-    input_name=experiment.preprocessor.numeric_columns[0],
-    target_name=experiment.dataset.target_name,
-  )
 
 
 def is_one_dimensional(experiment: Experiment) -> bool:

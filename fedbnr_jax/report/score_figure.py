@@ -4,10 +4,11 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
-from fedbnr_jax.report.figures import COLOURS, PathLike, new_axes, save
+from fedbnr_jax.report.figures import COLOURS, new_axes
 from fedbnr_jax.report.paper_tables import GROUPS, OTHER, group
 
 _BLUE, _ORANGE, _GREEN, _PINK, _YELLOW, _SKY, _BLACK = COLOURS
@@ -18,7 +19,7 @@ _INK = "#222222"
 _SCORES = {"Table 1": "RMSE", "Table 2": "ECE"}
 
 
-def scores(cells: pd.DataFrame, path: PathLike) -> None:
+def scores(cells: pd.DataFrame) -> Figure:
   """Draws RMSE and ECE of all methods, in a panel per dataset and number of clients.
 
   A dot is our mean, with its standard error as a bar; a tick is the paper's figure.
@@ -26,7 +27,6 @@ def scores(cells: pd.DataFrame, path: PathLike) -> None:
 
   Args:
     cells: As returned by `paper_tables.cells`; at least one has an RMSE of ours.
-    path: The PNG to write.
   """
   cells = cells[cells.table.isin(_SCORES)]
   runs = cells[cells.n > 0]
@@ -60,7 +60,7 @@ def scores(cells: pd.DataFrame, path: PathLike) -> None:
   where: dict[str, Any] = {"loc": "outside lower center"}
   where["ncols"] = min(len(handles), 1 + len(columns))
   figure.legend(handles=handles, title=title, frameon=False, **where)
-  save(figure, path)
+  return figure
 
 
 def _draw(ax: Axes, panel: pd.DataFrame, methods: list[str]) -> None:

@@ -48,7 +48,7 @@ def read_results(*paths: str | os.PathLike[str]) -> pd.DataFrame:
     InputError: If a file is not a table of results, or a run is there twice.
   """
   results = pd.concat([_read(path) for path in paths], ignore_index=True)
-  twice = results.duplicated([*_keys(results), "seed"])
+  twice = results.duplicated([*keys(results), "seed"])
   if twice.any():
     row = results[twice].iloc[0]
     raise InputError(
@@ -82,7 +82,7 @@ def _read(path: str | os.PathLike[str]) -> pd.DataFrame:
   return results
 
 
-def _keys(results: pd.DataFrame) -> list[str]:
+def keys(results: pd.DataFrame) -> list[str]:
   """Returns the columns that identify a cell, including fields the sweep varied."""
   return _KEYS + [name for name in results.columns if name.startswith("config.")]
 
@@ -104,8 +104,7 @@ def on_validation(results: pd.DataFrame) -> pd.DataFrame:
     if name not in results.columns:
       raise InputError(f"the results have no column {name!r}: run the sweep again.")
   done = results[results.status == "done"]
-  keys = _keys(results)
-  cells = done.groupby(keys, sort=False, dropna=False)
+  cells = done.groupby(keys(results), sort=False, dropna=False)
   means = pd.DataFrame(
     {
       "seeds": cells.seed.count(),
@@ -130,8 +129,7 @@ def beside_paper(results: pd.DataFrame) -> pd.DataFrame:
     `results`.
   """
   done = results[results.status == "done"]
-  keys = _keys(results)
-  cells = done.groupby(keys, sort=False, dropna=False)
+  cells = done.groupby(keys(results), sort=False, dropna=False)
   ours = pd.DataFrame(
     {
       "seeds": cells.seed.count(),
@@ -147,7 +145,7 @@ def beside_paper(results: pd.DataFrame) -> pd.DataFrame:
   paper = paper.rename(columns={"rmse": "paper", "ece": "paper ECE"})
   joined = ours.merge(paper, on=_KEYS, how="left")
   columns = ["seeds", "test RMSE", "lowest", "paper", "ECE", "paper ECE"]
-  return joined[[*keys, *columns, "rounds", "seconds"]]
+  return joined[[*keys(results), *columns, "rounds", "seconds"]]
 
 
 def markdown(table: pd.DataFrame) -> str:

@@ -25,7 +25,7 @@ def base() -> ml_collections.ConfigDict:
   # of the target; "auto": by column where the data has one, else sorted.
   config.partition = "auto"
 
-  config.num_rounds = 100  # At most; method auto takes two.
+  config.num_rounds = 100  # At most; method auto takes two unless this is changed.
   # Rounds without a better validation score before stopping; 0: the method's own.
   config.patience = 0
   config.stop_on = "rmse"  # The validation score that chooses a round; or "nll".

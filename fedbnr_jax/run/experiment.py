@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import pandas as pd
 from flax import struct
 
 from fedbnr_jax import algorithms
@@ -331,8 +332,15 @@ def build_seeds(config: ml_collections.ConfigDict) -> list[Experiment]:
   return experiments
 
 
-def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
-  """Reads the data that `config.data` names."""
+def load_dataset(
+  config: ml_collections.ConfigDict, frame: pd.DataFrame | None = None
+) -> Dataset:
+  """Reads the data that `config.data` names.
+
+  Args:
+    config: Of a run.
+    frame: The table, where it is no file: a run of `fit(frame)` names none.
+  """
   data = config.data
   if data.source == "uci":
     return uci.load(data.name, data.directory or None)
@@ -344,11 +352,12 @@ def load_dataset(config: ml_collections.ConfigDict) -> Dataset:
       noise_std=data.noise_std,
       num_clients=config.num_clients,
     )
-  if not data.path:
+  if frame is None and not data.path:
     raise InputError("config.data.path is empty: name a CSV or Parquet file.")
   bounds = _bounds(config)
   return load_table(
-    data.path,
+    data.path if frame is None else frame,
+    name=None if frame is None else "table",
     target=data.target,
     client=data.client or None,
     features=_columns(data.features) or None,

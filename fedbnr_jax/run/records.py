@@ -40,6 +40,7 @@ class RunFolder:
     self.path = pathlib.Path(path)
     self.checkpoints = self.path / "checkpoint"
     self.figures = self.path / "figures"
+    self.report = self.path / "report.html"  # See report/run_page.py.
     self.posterior = self.path / "posterior.npz"  # See ledger_file.py.
     self.candidates = self.path / CANDIDATES  # See auto.py.
     self.calibration = self.path / "calibration.json"  # See calibration.py.

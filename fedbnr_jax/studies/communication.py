@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.report import curves, tables
+from fedbnr_jax.report import curves, figures, tables
 from fedbnr_jax.run.records import RunFolder
 from fedbnr_jax.run.summary import read_history, read_summary
 
@@ -64,13 +64,13 @@ def read(paths: Sequence[pathlib.Path], goal: float | None = None) -> Comparison
 
 def draw(comparison: Comparison, path: str | os.PathLike[str]) -> None:
   """Draws test RMSE against floats sent and received, as a PNG."""
-  curves.communication(
+  figure = curves.communication(
     comparison.runs,
-    path,
     unit=comparison.unit,
     title=f"{comparison.dataset}, {comparison.num_clients} clients",
     goal=comparison.goal,
   )
+  figures.save(figure, path)
 
 
 def label(config: ml_collections.ConfigDict, widest: int) -> str:

@@ -25,7 +25,7 @@ import pandas as pd
 
 from fedbnr_jax.files import explain_os_errors
 from fedbnr_jax.gp import urk
-from fedbnr_jax.report import curves
+from fedbnr_jax.report import curves, figures
 
 # Maps two sets of inputs, [N, D] and [P, D], to kernel values [N, P].
 Kernel = Callable[[jax.Array, jax.Array], jax.Array]
@@ -125,7 +125,7 @@ def compare(
     table.to_csv(folder / "errors.csv", index=False)
     fitted = slopes(table)
     fitted.to_csv(folder / "slopes.csv", index=False)
-    curves.convergence(table, panels, folder / "kernels.png")
+    figures.save(curves.convergence(table, panels), folder / "kernels.png")
   return Convergence(table, fitted)
 
 

@@ -21,7 +21,7 @@ from fedbnr_jax.lock import alone_in
 from fedbnr_jax.names import require_choice
 from fedbnr_jax.privacy import Mechanism
 from fedbnr_jax.release.trained import TrainedRun
-from fedbnr_jax.report import curves
+from fedbnr_jax.report import curves, figures
 
 _LEAKAGE_ROWS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 _LEAKAGE_EPSILONS = {"bare": math.inf, "ε = 8": 8.0, "ε = 1": 1.0}
@@ -77,10 +77,11 @@ def write_curves(
   with explain_os_errors(folder.path), alone_in(folder.path):
     (folder.path / "privacy").mkdir(exist_ok=True)
     cost.to_csv(folder.path / "privacy" / "curve.csv", index=False)
-    curves.privacy(cost, folder.figures / "privacy.png", unit=unit, title=title)
+    figure = curves.privacy(cost, unit=unit, title=title)
+    figures.save(figure, folder.figures / "privacy.png")
     leakage.to_csv(folder.path / "privacy" / "leakage.csv", index=False)
-    path = folder.figures / "leakage.png"
-    curves.leakage(leakage, path, num_features=int(num_features))
+    figure = curves.leakage(leakage, num_features=int(num_features))
+    figures.save(figure, folder.figures / "leakage.png")
   return cost
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from fedbnr_jax.federated.exchange import num_floats
 from fedbnr_jax.files import explain_os_errors
-from fedbnr_jax.report import bands
+from fedbnr_jax.report import bands, figures
 from fedbnr_jax.report import run as report
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import experiment as experiment_lib
@@ -109,7 +109,7 @@ def compare(
     scores = summary(seeds)
     scores.to_csv(folder / "scores.csv", index=False)
     left, right = panels
-    bands.two_panels(left, right, folder / "step_function.png")
+    figures.save(bands.two_panels(left, right), folder / "step_function.png")
   return Comparison(seeds, scores)
 
 

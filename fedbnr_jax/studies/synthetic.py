@@ -19,7 +19,7 @@ import pandas as pd
 from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.data.synthetic import bumps
 from fedbnr_jax.files import explain_os_errors
-from fedbnr_jax.report import bands, curves
+from fedbnr_jax.report import bands, curves, figures
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.studies import fixed_kernels
@@ -72,7 +72,7 @@ def run(
       rows += new_client_errors(models, experiment, clients, counts)
     errors = pd.DataFrame(rows)
     errors.to_csv(folder / "mse.csv", index=False)
-    curves.new_client(errors, folder / "new_client.png")
+    figures.save(curves.new_client(errors), folder / "new_client.png")
   return errors
 
 
@@ -170,7 +170,7 @@ def draw_bands(
       )
     )
   first, second = panels
-  bands.two_panels(first, second, path)
+  figures.save(bands.two_panels(first, second), path)
 
 
 def error_table(errors: pd.DataFrame) -> pd.DataFrame:

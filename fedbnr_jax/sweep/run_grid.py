@@ -104,7 +104,17 @@ def run_grid(
       locks.enter_context(alone_in(workdir, f"{NAME}{suffix}"))
     table = RunTable(path, logs, runs, folders)
     _work_off(schedule, table, lambda: on_progress(schedule.progress(len(runs))))
+    _write_page(path, workdir / f"report{suffix}.html")
   return Outcome(len(runs), schedule.failures, path, logs)
+
+
+def _write_page(results: pathlib.Path, path: pathlib.Path) -> None:
+  """Writes the page of the sweep's results beside them."""
+  # Here, because Matplotlib takes long to import, and workers import this module.
+  from fedbnr_jax.report import results_page, tables
+
+  with explain_os_errors(path):
+    results_page.write(tables.read_results(results), results.parent.name, path)
 
 
 def _refuse_inside_a_starting_worker() -> None:

@@ -33,6 +33,19 @@ def fit_evidence(
 
   Returns:
     noise_std [], prior_std [].
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> import numpy as np
+    >>> from fedbnr_jax import blr
+    >>> rng = np.random.default_rng(0)
+    >>> features = rng.normal(size=(500, 4))
+    >>> targets = features @ np.array([1.0, -1.0, 1.0, -1.0])
+    >>> targets += 0.1 * rng.normal(size=500)
+    >>> stats = blr.sufficient_stats(jnp.asarray(features), jnp.asarray(targets))
+    >>> noise_std, prior_std = blr.fit_evidence(stats)
+    >>> round(float(noise_std), 1), round(float(prior_std), 1)
+    (0.1, 1.0)
   """
   dtype = stats.gram.dtype
   eps = float(jnp.finfo(dtype).eps)

@@ -54,6 +54,15 @@ def posterior(
     stats: Pooled statistics.
     noise_std: [] σ, positive.
     prior_std: [] λ, positive.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import blr
+    >>> features, targets = jnp.array([[1.0], [2.0]]), jnp.array([2.0, 4.0])
+    >>> stats = blr.sufficient_stats(features, targets)
+    >>> fitted = blr.posterior(stats, noise_std=0.1, prior_std=1.0)
+    >>> [round(float(weight), 3) for weight in fitted.mean]
+    [1.996]
   """
   (num_features,) = stats.moment.shape
   chex.assert_shape(stats.gram, (num_features, num_features))
@@ -79,6 +88,16 @@ def predict(
     features: [N, M], cast to the posterior's dtype.
     with_noise: Whether the variance includes that of the noise. False gives the
       variance of the function alone.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import blr
+    >>> features, targets = jnp.array([[1.0], [2.0]]), jnp.array([2.0, 4.0])
+    >>> stats = blr.sufficient_stats(features, targets)
+    >>> fitted = blr.posterior(stats, noise_std=0.1, prior_std=1.0)
+    >>> mean, variance = blr.predict(fitted, jnp.array([[3.0], [0.0]]))
+    >>> [round(float(m), 2) for m in mean], [round(float(v), 3) for v in variance]
+    ([5.99, 0.0], [0.028, 0.01])
   """
   chex.assert_rank(features, 2)
   features = features.astype(fitted.mean.dtype)

@@ -64,6 +64,16 @@ def sufficient_stats(
     features: [N, M] Φ.
     targets: [N] y.
     mask: [N] bool, false for padding; None if there is no padding.
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import blr
+    >>> features, targets = jnp.ones((3, 2)), jnp.array([1.0, 2.0, 3.0])
+    >>> stats = blr.sufficient_stats(features, targets)
+    >>> stats.gram.shape, stats.moment.tolist(), float(stats.energy)
+    ((2, 2), [6.0, 6.0], 14.0)
+    >>> int((stats + stats).count)  # Two such clients.
+    6
   """
   dtype = statistics_dtype()
   features, targets, count = masked(features.astype(dtype), targets.astype(dtype), mask)

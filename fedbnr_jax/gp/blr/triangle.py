@@ -17,7 +17,14 @@ def pack(matrix: jax.Array) -> jax.Array:
 
 
 def unpack(triangle: jax.Array) -> jax.Array:
-  """Rebuilds the symmetric matrix [M, M] whose lower triangle is [M(M + 1)/2]."""
+  """Rebuilds the symmetric matrix [M, M] whose lower triangle is [M(M + 1)/2].
+
+  Example:
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import blr
+    >>> blr.unpack(blr.pack(jnp.array([[1.0, 2.0], [2.0, 3.0]]))).tolist()
+    [[1.0, 2.0], [2.0, 3.0]]
+  """
   size = side(triangle.shape[-1])
   rows, columns = np.indices((size, size))
   low, high = np.minimum(rows, columns), np.maximum(rows, columns)

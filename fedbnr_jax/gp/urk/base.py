@@ -137,6 +137,19 @@ def from_function(
 
   Returns:
     A feature map with M = d·S features.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import urk
+    >>> kernel = urk.from_function(
+    ...   g=lambda theta, omega, x: jnp.tanh(jnp.dot(omega, x)),
+    ...   sample_omega=lambda key, x: jax.random.normal(key, x.shape, x.dtype),
+    ...   num_samples=20,
+    ... )
+    >>> x = jnp.ones((5, 3))
+    >>> kernel.apply(kernel.init(jax.random.key(0), x), x).shape
+    (5, 20)
   """
   if num_samples < 2:
     raise InputError(f"num_samples must be at least 2, got {num_samples}.")

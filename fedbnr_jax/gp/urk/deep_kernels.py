@@ -31,6 +31,14 @@ def deep(
     shifter_size: Width of the hidden layer of the shifter h.
     length_scale: Initial length-scale in the latent space; h starts at 1/ℓ times
       (ω + MLP(ω)) with random weights of the MLP.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import urk
+    >>> kernel, x = urk.deep(num_samples=10, hidden_size=16), jnp.zeros((5, 3))
+    >>> kernel.apply(kernel.init(jax.random.key(0), x), x).shape
+    (5, 20)
   """
   check_positive(
     hidden_size=hidden_size,

@@ -103,6 +103,17 @@ def random_fourier(
     orthogonal: Whether frequencies are orthogonal in blocks; see
       `orthogonal_spectrum`.
     spread: Deviation of log ℓ under its prior, around the start; 0: no prior.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import urk
+    >>> kernel, x = urk.random_fourier(1000, "gaussian"), jnp.array([[0.0], [1.0]])
+    >>> features = kernel.apply(kernel.init(jax.random.key(0), x), x)
+    >>> features.shape
+    (2, 2000)
+    >>> bool(abs(features[0] @ features[1] - jnp.exp(-0.5)) < 0.1)
+    True
   """
   require_choice("spectrum", spectrum, SPECTRA)
   check_positive(length_scale=length_scale)

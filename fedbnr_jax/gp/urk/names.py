@@ -39,6 +39,15 @@ def ard(
     isotropic: Whether all inputs share one ℓ after all.
     orthogonal: Whether frequencies are orthogonal in blocks.
     spread: Deviation of log ℓ under its prior, around the start; 0: no prior.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import urk
+    >>> kernel, x = urk.ard(100, "matern32"), jnp.zeros((5, 3))
+    >>> params = kernel.init(jax.random.key(0), x)
+    >>> params.theta["log_length_scale"].shape, kernel.apply(params, x).shape
+    ((3,), (5, 200))
   """
   require_choice("basis", basis, BASES)
   if basis == "inducing":

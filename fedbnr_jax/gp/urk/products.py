@@ -57,6 +57,14 @@ def linear(largest_input: float | None = None) -> FeatureMap:
   Args:
     largest_input: The largest absolute value of an input, where inputs are clipped,
       as normal scores are; it makes the norm of the features bounded.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import urk
+    >>> kernel, x = urk.linear(), jnp.array([[4.0, 8.0, 12.0, 16.0]])
+    >>> kernel.apply(kernel.init(jax.random.key(0), x), x).tolist()
+    [[1.0, 2.0, 4.0, 6.0, 8.0]]
   """
 
   def draw(key: chex.PRNGKey, x: jax.Array, inputs: Any = ()) -> Any:

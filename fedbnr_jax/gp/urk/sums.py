@@ -21,6 +21,15 @@ def add(*parts: FeatureMap) -> FeatureMap:
   """Adds kernels: Σ a_p² k_p(x, x'), with trained amplitudes a that start at one.
 
   θ is {"parts": one θ a part, "log_amplitude": [P]}, and ω one ω a part.
+
+  Example:
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from fedbnr_jax import urk
+    >>> kernel, x = urk.add(urk.random_fourier(10), urk.linear()), jnp.zeros((5, 3))
+    >>> params = kernel.init(jax.random.key(0), x)
+    >>> kernel.apply(params, x).shape, params.theta["log_amplitude"].tolist()
+    ((5, 24), [0.0, 0.0])
   """
   if not parts:
     raise InputError("a sum of kernels needs at least one part.")
