@@ -3,22 +3,35 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
+# Of the two environments that `make test-floor` and `make test-newest` make anew. Either
+# takes another interpreter by PYTHON=/path/to/python3.13 too.
+PYTHON_FLOOR ?= python3.13
+PYTHON_NEWEST ?= python3.13
 # One test process a core; each keeps to one thread (tests/conftest.py).
 WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=-c %)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format notebooks docs clean
+.PHONY: help demo test pytest test-floor test-newest lint format notebooks docs clean
 
 help: ## Show this list.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.installed ## Train on a synthetic federation; results in runs/demo.
 	$(BIN)/python -m launch.train --config=configs/default.py --workdir=runs/demo
 
-test: lint ## Lint, check types, then run all tests and notebooks on all cores (WORKERS=N).
+test: lint pytest ## Lint, check types, then run all tests and notebooks on all cores (WORKERS=N).
+
+pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-floor: ## Run all tests with the oldest versions that pyproject.toml allows.
+	@$(call pytest_anew,.venv-floor,$(PYTHON_FLOOR),constraints-floor.txt)
+
+test-newest: ## Run all tests with the newest versions that there are.
+	@$(call pytest_anew,.venv-newest,$(PYTHON_NEWEST),)
 
 lint: $(VENV)/.installed-dev ## Check style, format, types and the direction of imports.
 	$(BIN)/ruff check .
@@ -36,14 +49,32 @@ notebooks: $(VENV)/.installed-dev ## Run the notebooks and write what they put o
 docs: $(VENV)/.installed-dev ## Build the pages into docs/_build/html; warnings are errors.
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
 
-clean: ## Remove the environment, caches and build products; keep runs/.
-	rm -rf $(VENV) build dist docs/_build docs/tutorials *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## Remove environments, caches and build products; keep runs/.
+	rm -rf $(VENV) .venv-floor .venv-newest build dist docs/_build docs/tutorials *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# Runs the tests in environment $(1), made from nothing by interpreter $(2) with the
+# constraints $(3). pyenv has a python3.13 on the path that runs only where it is switched
+# on: then the interpreter itself is taken.
+define pytest_anew
+  python='$(if $(filter command,$(origin PYTHON)),$(PYTHON),$(2))'; \
+  if ! "$$python" -c '' 2>/dev/null; then \
+    for found in "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/*/bin/"$$python"; do \
+      if [ -x "$$found" ]; then python="$$found"; fi; \
+    done; \
+  fi; \
+  rm -rf $(1); \
+  $(MAKE) --no-print-directory pytest VENV=$(1) PYTHON="$$python" CONSTRAINTS=$(3)
+endef
+
 $(VENV)/.created:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	@$(PYTHON) -c '' 2>/dev/null || { \
+	  echo "'$(PYTHON)' is not to be found here, or does not run." \
+	    "Name another one: make PYTHON=/path/to/python3 ..." >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "fedbnr_jax needs Python 3.11 or newer, but '$(PYTHON)' is" \
-	    "$$($(PYTHON) --version 2>&1 || true)." \
+	    "$$($(PYTHON) --version)." \
 	    "Name another one: make PYTHON=python3.12 ..." >&2; \
 	  exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
@@ -52,13 +83,13 @@ $(VENV)/.created:
 
 # The stamps are younger than what they depend on once an install succeeded, so
 # a second call installs nothing.
-$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
 	@echo "Installing fedbnr_jax into $(VENV) (a few minutes the first time)"
 	@$(PIP_INSTALL) -e .
 	@touch $@
 
 # The development environment holds all that the demo needs as well.
-$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.installed-dev: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
 	@echo "Installing fedbnr_jax and its development tools into $(VENV) (a few minutes the first time)"
 	@$(PIP_INSTALL) -e '.[dev]'
 	@touch $(VENV)/.installed $@

@@ -30,9 +30,17 @@ def float64() -> contextlib.AbstractContextManager[None]:
   """
   if "JAX_ENABLE_X64" in os.environ:
     return contextlib.nullcontext()
-  if not hasattr(jax, "enable_x64"):  # Before JAX 0.8, as in some notebook services.
-    return jax.experimental.enable_x64(True)  # type: ignore[attr-defined]
-  return jax.enable_x64(True)
+  return enable_x64(True)
+
+
+def enable_x64(enabled: bool) -> contextlib.AbstractContextManager[None]:
+  """Switches JAX's 64-bit types on or off in a `with` block, in this thread.
+
+  This is `jax.enable_x64`, which had another name before JAX 0.8.
+  """
+  if not hasattr(jax, "enable_x64"):
+    return jax.experimental.enable_x64(enabled)  # type: ignore[attr-defined]
+  return jax.enable_x64(enabled)
 
 
 def warn_of_float32(told: str = TRAINING, *, once: bool = False) -> None:

@@ -33,6 +33,8 @@ import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from fedbnr_jax.precision import enable_x64  # noqa: E402
+
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 jax.config.update("jax_enable_x64", True)
@@ -67,14 +69,14 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(params=[False, True], ids=["x64_off", "x64_on"])
 def any_x64(request: pytest.FixtureRequest) -> Iterator[bool]:
   """Runs a test twice, without and with 64-bit types; gives which."""
-  with jax.enable_x64(request.param):
+  with enable_x64(request.param):
     yield request.param
 
 
 @pytest.fixture
 def x64_off() -> Iterator[None]:
   """Runs a test as on a device that has no 64-bit types."""
-  with jax.enable_x64(False):
+  with enable_x64(False):
     yield
 
 

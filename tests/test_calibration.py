@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import jax
 import ml_collections
 import numpy as np
 import pandas as pd
@@ -16,6 +15,7 @@ from fedbnr_jax.data import load_table
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import federation as federation_lib
 from fedbnr_jax.gp import conformal
+from fedbnr_jax.precision import enable_x64
 from fedbnr_jax.report import run as report
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import training
@@ -329,5 +329,5 @@ def test_erasing_leaves_no_counts_of_folds(tmp_path):
 
 
 def test_counts_survive_a_computer_without_64_bit_types(trained):
-  with jax.enable_x64(False):
+  with enable_x64(False):
     assert model.load(trained / "run").calibration.num_rows > 19

@@ -14,6 +14,7 @@ import scipy.stats
 from hypothesis import strategies as st
 
 from fedbnr_jax.gp import metrics
+from fedbnr_jax.precision import enable_x64
 
 N = 200
 calibration = jax.jit(metrics.calibration, static_argnums=3)
@@ -223,7 +224,7 @@ def test_mixed_types_meet_in_the_widest(dtypes, wide, any_x64):
   got = evaluate(*rows)
   assert {value.dtype for value in got.values()} == {expected}
   # No type is narrowed on the way: values of narrow rows are as good as of wide ones.
-  with jax.enable_x64(True):
+  with enable_x64(True):
     exact = evaluate(*(np.asarray(row, np.float64) for row in rows))
   tolerance = 1e-12 if expected == np.float64 else 1e-5
   np.testing.assert_allclose(got["crps"], exact["crps"], rtol=tolerance)

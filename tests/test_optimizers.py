@@ -7,6 +7,7 @@ import numpy as np
 import optax
 
 from fedbnr_jax.federated.optimizers import adam, lbfgs
+from fedbnr_jax.precision import enable_x64
 from tests import oracles
 
 RATE = 0.05
@@ -64,7 +65,7 @@ def test_float32_corrections_keep_their_digits(x64_off):
 
 def test_float32_path_is_nearer_to_float64_than_optax_path():
   exact = _path(adam(RATE), jnp.float64)
-  with jax.enable_x64(False):
+  with enable_x64(False):
     mine = _path(adam(RATE), jnp.float32)
     theirs = _path(oracles.loose(optax.adam(RATE)), jnp.float32)
   mine, theirs = (np.linalg.norm(path - exact) for path in (mine, theirs))

@@ -24,6 +24,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import read_arrays
 from fedbnr_jax.gp import blr, urk
 from fedbnr_jax.lock import alone_in
+from fedbnr_jax.precision import enable_x64
 from fedbnr_jax.release import budget, noise
 from fedbnr_jax.release import folder as release_folder
 from fedbnr_jax.release.grid import Grid, IntegerSums, row_features
@@ -487,7 +488,7 @@ def test_runs_without_bounds_are_refused(tmp_path):
 
 def test_without_float64_there_is_no_release(run, monkeypatch):
   monkeypatch.setenv("JAX_ENABLE_X64", "0")
-  with jax.enable_x64(False):
+  with enable_x64(False):
     assert_refused(lambda: publish(run, 1.0), "64-bit types", "JAX_ENABLE_X64")
 
 

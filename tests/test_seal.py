@@ -4,11 +4,11 @@ import json
 import pathlib
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
 from fedbnr_jax import files, ledger_file, model, workflow
+from fedbnr_jax.precision import enable_x64
 from fedbnr_jax.release import folder as release
 from fedbnr_jax.run import checkpoints, seal, summary
 from fedbnr_jax.run.records import RunFolder
@@ -198,10 +198,10 @@ def test_a_ledger_of_other_rows_under_the_same_kernel_goes_with_it(copy, use):
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
 def test_a_ledger_of_a_float64_kernel_is_its_own_in_float32_too(tmp_path, monkeypatch):
   folder, config = RunFolder(tmp_path / "run"), tiny(**CONFIG, dtype="float64")
-  with jax.enable_x64(True):
+  with enable_x64(True):
     workflow.train(config, folder.path)
   monkeypatch.setenv("JAX_ENABLE_X64", "0")  # As on a device that has no such types.
-  with jax.enable_x64(False):
+  with enable_x64(False):
     assert workflow.train(config, folder.path).was_finished
     read(folder)
 
