@@ -26,6 +26,8 @@ class Sites:
     self.identities = {name: PrivateIdentity.new() for name in names}
     self.known = {name: self.identities[name].public for name in names}
     self.paths = {name: folder / name / "memory.json" for name in names}
+    for path in self.paths.values():
+      path.parent.mkdir(parents=True)
     self.cards = [
       keys.signed_card(
         self.identities[name], run, name, site_memory.start(self.paths[name], run, name)

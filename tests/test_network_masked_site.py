@@ -227,18 +227,23 @@ def test_a_memory_is_for_its_owner_alone(tmp_path):
   assert stat.S_IMODE(sites.paths["a"].stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "text", "older", "list"])
+@pytest.mark.parametrize(
+  "damage",
+  ["empty", "cut", "flipped", "forgetful", "header", "longer", "older", "list"],
+)
 def test_a_damaged_memory_is_refused_and_kept(sites, damage):
   sites.fresh("a").reveal(attempt("abcd"), answered(sites, attempt("abcd")))
   path = sites.paths["a"]
   good = path.read_text()
-  content = json.loads(good)
-  content["memory"]["answers"] = []  # What a forgetful site would have.
+  header, content, _ = good.split("\n")
+  forgetful = json.dumps(json.loads(content) | {"answers": []})
   bad = {
     "empty": "",
     "cut": good[: len(good) // 2],
     "flipped": good.replace('"a"', '"A"', 1),
-    "text": json.dumps(content),
+    "forgetful": f"{header}\n{forgetful}\n",
+    "header": f"{header}\n",
+    "longer": f"{good}{content}\n",
     "older": good.replace('"version": 1', '"version": 0'),
     "list": "[]",
   }[damage]

@@ -1,4 +1,4 @@
-"""Which sum is asked for: the broadcast, the number of the attempt at it, the members.
+"""An attempt names the sum that is asked for: its broadcast, its number, its members.
 
 An attempt that a masked sum cannot serve, such as one of two members, cannot be made.
 """

@@ -22,6 +22,7 @@ from fedbnr_jax.network.attempt import Broadcast
 from fedbnr_jax.network.framing import digest
 
 _VERSION = 1
+_PURPOSE = "fedbnr-jax site memory 1"
 _ROLE = "the folder of a site's memory"
 
 
@@ -85,16 +86,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Memory]:
 def write(path: str | os.PathLike[str], memory: Memory) -> None:
   """Writes a memory so that it outlives a power cut from the moment of return."""
   path = pathlib.Path(path)
-  content = _to_json(memory)
-  text = json.dumps(
-    {"version": _VERSION, "digest": _checksum(content), "memory": content}
-  )
+  content = json.dumps(_to_json(memory))
+  header = json.dumps({"version": _VERSION, "digest": digest(_PURPOSE, content)})
   with explain_os_errors(path.parent, _ROLE):
     with replacing(path) as part:
       part.unlink(missing_ok=True)  # Of a process that was killed.
       private = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
       with open(private, "w", encoding="utf-8") as file:
-        file.write(text)
+        file.write(f"{header}\n{content}\n")
     _sync_folder(path.parent)
 
 
@@ -107,12 +106,13 @@ def _read(path: pathlib.Path) -> Memory:
       "without it this site cannot go on with the run."
     ) from error
   try:
-    content = json.loads(text.decode("utf-8"))
-    if content["version"] != _VERSION:
-      raise ValueError(f"version {content['version']} is not known")
-    if content["digest"] != _checksum(content["memory"]):
+    first, content, end = text.decode("utf-8").split("\n")
+    header = json.loads(first)
+    if header["version"] != _VERSION:
+      raise ValueError(f"version {header['version']} is not known")
+    if header["digest"] != digest(_PURPOSE, content) or end:
       raise ValueError("its digest does not match")
-    return _from_json(content["memory"])
+    return _from_json(json.loads(content))
   except Exception as error:  # Whatever a damaged file makes json and others raise.
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     raise InputError(
@@ -138,22 +138,22 @@ def _sync_folder(folder: pathlib.Path) -> None:
     os.close(handle)
 
 
-def _checksum(content: dict[str, Any]) -> str:
-  return digest("site memory", json.dumps(content, sort_keys=True))
-
-
 def _to_json(memory: Memory) -> dict[str, Any]:
+  # Most answers have the same members: their names are written once.
+  sets = list(dict.fromkeys(answer.members for answer in memory.answers.values()))
+  places = {members: place for place, members in enumerate(sets)}
   return {
     "run": memory.run,
     "site": memory.site,
     "private": memory.private.hex(),
     "public": {name: key.hex() for name, key in memory.public.items()},
+    "sets": sets,
     "answers": [
       [
         broadcast.step,
         broadcast.question,
         answer.number,
-        list(answer.members),
+        places[answer.members],
         answer.seed.hex(),
         answer.receipt,
         answer.revealed,
@@ -166,9 +166,10 @@ def _to_json(memory: Memory) -> dict[str, Any]:
 def _from_json(content: dict[str, Any]) -> Memory:
   run = content["run"]
   answers = {}
-  for step, question, number, members, seed, receipt, revealed in content["answers"]:
+  sets = [tuple(members) for members in content["sets"]]
+  for step, question, number, place, seed, receipt, revealed in content["answers"]:
     answers[Broadcast(run, step, question)] = Answer(
-      number, tuple(members), bytes.fromhex(seed), receipt, revealed
+      number, sets[place], bytes.fromhex(seed), receipt, revealed
     )
   return Memory(
     run,
