@@ -65,6 +65,7 @@ class CuriousServer:
 
   def found(self):
     """The sets of sites whose sums and differences are among the combinations."""
+    assert len(self.atoms()) <= 14, "five million combinations are enough"
     combinations = np.zeros(1, np.uint64)
     for atom in self.atoms():
       atom = np.array([atom], np.uint64)  # Arrays wrap without a warning.

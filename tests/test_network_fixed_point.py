@@ -15,12 +15,18 @@ _MODULUS = 1 << 128
 _numbers = (
   st.floats(-(2.0**61), 2.0**61) | st.floats(-1.0, 1.0) | st.floats(-1e-18, 1e-18)
 )
-_integers = st.integers(0, _MODULUS - 1) | st.builds(
-  # Near a change of a limb, of the sign, or of a float's exponent.
+_near_powers = st.builds(  # Where a limb, the sign or a float's exponent changes.
   lambda power, offset: (2**power + offset) % _MODULUS,
   st.integers(0, 128),
   st.integers(-(2**12), 2**12),
 )
+_near_ties = st.builds(  # Halfway between two floats, or one integer beside it.
+  lambda float_bits, shift, beside: (float_bits * 2 + 1 << shift) + beside,
+  st.integers(2**52, 2**53 - 1),
+  st.integers(0, 73),
+  st.integers(-1, 1),
+)
+_integers = st.integers(0, _MODULUS - 1) | _near_powers | _near_ties
 
 
 def to_integers(limbs):

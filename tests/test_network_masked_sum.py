@@ -95,35 +95,58 @@ def test_pair_masks_cancel_alone_and_own_masks_are_all_that_remains(sites):
   np.testing.assert_array_equal(total, plain)
 
 
-def test_masks_differ_with_everything_that_they_are_made_of(sites):
-  """Run, step, question, attempt, members, pair and keys each give another stream."""
-  base = attempt("abc")
-  other_key = dict(sites.keys.public) | {
-    "b": primitives.public_key(primitives.new_private_key())
-  }
-  secret = {"b": b"s" * 32, "c": b"t" * 32, "d": b"u" * 32}
+def test_masks_differ_with_everything_that_they_are_made_of(monkeypatch):
+  """Run, step, question, attempt, members, pair, keys and secret."""
+  keys_used = []
+  monkeypatch.setattr(
+    primitives, "add_stream", lambda limbs, key, sign: keys_used.append(key)
+  )
+  public = dict.fromkeys("abcd", b"p" * 32)
+  secret = dict.fromkeys("abcd", b"s" * 32)
 
-  def mask(which, public=sites.keys.public, secrets=secret, site="a"):
-    limbs = np.zeros((2, 2), np.uint64)
-    masks.add_pair_masks(limbs, secrets, public, which, site)
+  def pair_keys(which, public=public, secrets=secret, site="a"):
+    """The key of each pair of a site, by the other's name."""
+    keys_used.clear()
+    masks.add_pair_masks(np.zeros((1, 2), np.uint64), secrets, public, which, site)
+    others = [name for name in which.members if name != site]
+    return dict(zip(others, keys_used, strict=True))
+
+  base = attempt("abc")
+  of_a_and_b = [
+    pair_keys(which)["b"]
+    for which in (
+      base,
+      attempt("abc", 2),
+      attempt("abd"),
+      attempt("abcd"),
+      attempt("abc", 1, Broadcast("run", 5, BROADCAST.question)),
+      attempt("abc", 1, Broadcast(RUN, 6, BROADCAST.question)),
+      attempt("abc", 1, Broadcast(RUN, 5, "question")),
+    )
+  ]
+  of_a_and_b.append(pair_keys(base, public=public | {"a": b"q" * 32})["b"])
+  of_a_and_b.append(pair_keys(base, public=public | {"b": b"q" * 32})["b"])
+  of_a_and_b.append(pair_keys(base, secrets=secret | {"b": b"t" * 32})["b"])
+  others = [pair_keys(base)["c"], pair_keys(base, site="b")["c"]]
+  assert len({*of_a_and_b, *others}) == len(of_a_and_b) + len(others)
+  assert pair_keys(base, site="b")["a"] == pair_keys(attempt("cba"))["b"]
+
+
+def test_own_masks_differ_with_seed_site_and_attempt():
+  def mask(seed, which, site):
+    limbs = np.zeros((1, 2), np.uint64)
+    masks.add_own_mask(limbs, seed, which, site)
     return limbs.tobytes()
 
-  same_secrets = {"b": b"s" * 32, "c": b"s" * 32, "a": b"s" * 32}
-  streams = [
-    mask(base),
-    mask(attempt("abc", 2)),
-    mask(attempt("abd")),
-    mask(attempt("abcd")),
-    mask(attempt("abc", 1, Broadcast("run", 5, BROADCAST.question))),
-    mask(attempt("abc", 1, Broadcast(RUN, 6, BROADCAST.question))),
-    mask(attempt("abc", 1, Broadcast(RUN, 5, "question"))),
-    mask(base, public=other_key),
-    mask(base, secrets=secret | {"c": b"v" * 32}),
-    mask(base, secrets=same_secrets),
-    mask(base, secrets=same_secrets, site="b"),
+  base = (b"s" * 32, attempt("abc"), "a")
+  others = [
+    (b"t" * 32, attempt("abc"), "a"),
+    (b"s" * 32, attempt("abc", 2), "a"),
+    (b"s" * 32, attempt("abc"), "b"),
   ]
-  assert len(set(streams)) == len(streams)
-  assert mask(base) == mask(attempt("cba"))
+  assert len({mask(*which) for which in (base, *others)}) == 4
+  commitments = {masks.commitment(*which) for which in (base, *others)}
+  assert len(commitments) == 4
 
 
 def test_who_is_missing_is_said(sites):
