@@ -6,20 +6,19 @@ kinds and their categories were agreed on beforehand, because a union is not a s
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from fedbnr_jax.data import encoding, marginals, scores
+from fedbnr_jax.data import encoding, questions, scores
 from fedbnr_jax.data.encoding import Categories
-from fedbnr_jax.data.marginals import BinSums
 from fedbnr_jax.data.missing_cells import Imputation
 from fedbnr_jax.data.preprocessing import Preprocessor
+from fedbnr_jax.data.questions import Arrays, Ask
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
 
-Arrays = dict[str, np.ndarray]
 # A deviation below so many times the mean's size is rounding.
 _ROUNDING = 1e-14
 
@@ -40,12 +39,6 @@ class Columns(NamedTuple):
   missing: str = "error"
 
 
-class Ask(Protocol):
-  """A function that puts a question to every site and adds up the answers."""
-
-  def __call__(self, question: str, arguments: Arrays) -> Arrays: ...
-
-
 class Site:
   """The training rows of one site, as far as these questions go."""
 
@@ -59,19 +52,13 @@ class Site:
     self._values = np.column_stack([np.asarray(targets, np.float64), inputs])
 
   def answer(self, question: str, arguments: Arrays) -> Arrays:
-    """Answers one of the questions of this module.
-
-    Raises:
-      InputError: If there is no such question.
-    """
+    """Answers one of the questions of this module."""
     answers: dict[str, Callable[..., Arrays]] = {
       "totals": self._totals,
       "squares": self._squares,
       "bins": self._bins,
     }
-    if question not in answers:
-      raise InputError(f"there is no question {question!r} about columns.")
-    return answers[question](**arguments)
+    return questions.answer(answers, question, arguments)
 
   def _totals(self) -> Arrays:
     seen = ~np.isnan(self._values)
@@ -86,14 +73,11 @@ class Site:
       return {"squares": np.nansum(np.square(self._values - mean), axis=0)}
 
   def _bins(self, mean: np.ndarray, std: np.ndarray, **edges: np.ndarray) -> Arrays:
-    told: Arrays = {}
-    for place, own in edges.items():
-      column = int(place.removeprefix("edges_"))
-      values = (self._values[:, column] - mean[column]) / std[column]
-      counted = marginals.bin_sums(values[~np.isnan(values)], own)
-      told[f"counts_{column}"] = counted.counts.astype(np.float64)
-      told[f"sums_{column}"] = counted.sums
-    return told
+    def column(number: int) -> np.ndarray:
+      values = (self._values[:, number] - mean[number]) / std[number]
+      return values[~np.isnan(values)]
+
+    return questions.binned(column, edges)
 
 
 def fit(ask: Ask, columns: Columns, inputs: str = "standard") -> Preprocessor:
@@ -126,7 +110,9 @@ def fit(ask: Ask, columns: Columns, inputs: str = "standard") -> Preprocessor:
     )
   kept = _kept(columns, varies[1:])
   places = [1 + names.index(name) for name in kept.names]
-  found = _marginals(ask, mean, spread, places[: len(kept.numeric)])
+  found = questions.find_marginals(
+    ask, "bins", places[: len(kept.numeric)], {"mean": mean, "std": spread}
+  )
   maps = scores.maps_of(found, kept.numeric) if inputs == "scores" else ()
   low_high = [
     (one.values[0] * spread[p] + mean[p], one.values[-1] * spread[p] + mean[p])
@@ -192,30 +178,6 @@ def _kept(columns: Columns, varies: np.ndarray) -> _Kept:
       "input that does"
     )
   return _Kept(tuple(numeric), marked, tuple(categories))
-
-
-def _marginals(
-  ask: Ask, mean: np.ndarray, std: np.ndarray, places: Sequence[int]
-) -> list[marginals.Marginal]:
-  """Finds the marginals of the inputs at some places, by histograms."""
-
-  def collect(edges: Sequence[np.ndarray]) -> list[BinSums]:
-    asked = {
-      f"edges_{place}": own
-      for place, own in zip(places, edges, strict=True)
-      if len(own)
-    }
-    told = ask("bins", {"mean": mean, "std": std, **asked})
-    nothing = np.zeros(0)
-    return [
-      BinSums(
-        np.rint(told.get(f"counts_{place}", nothing)).astype(np.int64),
-        told.get(f"sums_{place}", nothing),
-      )
-      for place in places
-    ]
-
-  return marginals.find(collect, len(places)) if places else []
 
 
 def _require_finite(mean: np.ndarray, spread: np.ndarray, names: Sequence[str]) -> None:

@@ -1,13 +1,12 @@
 """What sums over all clients say of the inputs, for kernels that draw inputs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from scipy import special
 
-from fedbnr_jax.data import Preprocessor, marginals
-from fedbnr_jax.data.column_sums import Arrays, Ask
-from fedbnr_jax.errors import InputError
+from fedbnr_jax.data import Preprocessor, marginals, questions
+from fedbnr_jax.data.questions import Arrays, Ask
 from fedbnr_jax.gp import urk
 
 
@@ -29,28 +28,16 @@ class Site:
     self._inputs = inputs
 
   def answer(self, question: str, arguments: Arrays) -> Arrays:
-    """Answers one of the questions of this module by numbers that add over sites.
-
-    Raises:
-      InputError: If there is no such question.
-    """
+    """Answers one of the questions of this module by numbers that add over sites."""
     answers: dict[str, Callable[..., Arrays]] = {
       "input_bins": self._bins,
       "input_totals": self._totals,
       "input_products": self._products,
     }
-    if question not in answers:
-      raise InputError(f"there is no question {question!r} about inputs.")
-    return answers[question](**arguments)
+    return questions.answer(answers, question, arguments)
 
   def _bins(self, **edges: np.ndarray) -> Arrays:
-    told: Arrays = {}
-    for place, own in edges.items():
-      number = int(place.removeprefix("edges_"))
-      counted = marginals.bin_sums(self._inputs[:, number], own)
-      told[f"counts_{number}"] = counted.counts.astype(np.float64)
-      told[f"sums_{number}"] = counted.sums
-    return told
+    return questions.binned(lambda number: self._inputs[:, number], edges)
 
   def _totals(self, on: np.ndarray, **maps: np.ndarray) -> Arrays:
     return {
@@ -84,22 +71,11 @@ def from_sums(ask: Ask, preprocessor: Preprocessor) -> urk.InputSummary:
   share, std = np.array(preprocessor.input_mean), np.array(preprocessor.input_std)
   off, on = (0.0 - share) / std, (1.0 - share) / std  # Of indicators.
 
-  def collect(edges: Sequence[np.ndarray]) -> list[marginals.BinSums]:
-    asked = {f"edges_{d}": own for d, own in enumerate(edges) if len(own)}
-    told, nothing = ask("input_bins", asked), np.zeros(0)
-    return [
-      marginals.BinSums(
-        np.rint(told.get(f"counts_{d}", nothing)).astype(np.int64),
-        told.get(f"sums_{d}", nothing),
-      )
-      for d in range(num_numeric)
-    ]
-
   quantiles = np.zeros((marginals.NUM_QUANTILES, num_inputs))
   factor = np.eye(num_inputs)
   maps: Arrays = {}
   if num_numeric:
-    found = marginals.find(collect, num_numeric)
+    found = questions.find_marginals(ask, "input_bins", range(num_numeric), {})
     quantiles[:, :num_numeric] = np.stack([one.quantiles() for one in found], axis=1)
     for d, one in enumerate(found):
       maps |= {f"values_{d}": one.values}
