@@ -394,7 +394,7 @@ Extension modules: yaml._yaml (total: 81)
   assert "ended with status -6 (ABORTED: two): the same" in said
 
 
-def test_compiled_code_of_the_first_process_is_not_heard(tmp_path):
+def test_compiled_code_of_the_first_process_is_not_heard():
   """The stack trace with which JAX ends a process whose peer has gone."""
   child = """import os, sys
 from fedbnr_jax.run import local_processes
@@ -402,10 +402,11 @@ local_processes.follow_parent()
 os.write(2, b"F1118 04:05 1 client.h:80] gone\\n  @ 0x7fd481440634\\n")
 print("a warning", file=sys.stderr)
 os.abort()"""
-  parent = f"""import sys
+  # As an argument: from Python 3.13 on a traceback quotes the code of `-c`.
+  parent = """import sys
 from fedbnr_jax.run import local_processes
-local_processes.run([[sys.executable, "-c", {child!r}]])"""
-  command = [sys.executable, "-c", parent]
+local_processes.run([[sys.executable, "-c", sys.argv[1]]])"""
+  command = [sys.executable, "-c", parent, child]
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
   assert done.stderr.startswith("a warning\nTraceback")
   assert "0x7fd481440634" not in done.stderr
