@@ -1,12 +1,14 @@
 """This process joins the others that train with it, on this host or on several."""
 
 import contextlib
+import inspect
 import math
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -63,7 +65,7 @@ def join(
       initialization_timeout=math.ceil(2 * wait_seconds),
       # The address at which they have met, rather than all that the machine has.
       coordinator_bind_address=f"{host}:{port}",
-      shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
+      **_patience_at_the_end(),
     )
 
   try:
@@ -78,6 +80,16 @@ def join(
       f"process {process_id} of {num_processes}: all came to {place}, but then one did "
       "not connect in time: end what is left of earlier starts, and start all anew."
     ) from error
+
+
+def _patience_at_the_end() -> dict[str, Any]:
+  """Returns the argument of `initialize` for it, which JAX 0.7 does not have yet.
+
+  There JAX's own limit holds for how long the first process may draw figures.
+  """
+  known = inspect.signature(jax.distributed.initialize).parameters
+  name = "shutdown_timeout_seconds"
+  return {name: _SHUTDOWN_SECONDS} if name in known else {}
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:
