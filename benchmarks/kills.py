@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -195,6 +196,10 @@ def finish(case: Case, folder: pathlib.Path) -> tuple[int, str]:
   return _MOST_STARTS, output.strip()
 
 
+# Matches the tile of a page that says how long a run took.
+_SECONDS = re.compile(rb"<small>seconds</small><b>[^<]*</b>")
+
+
 def differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
   """Names of files in which two folders differ, but for seconds, logs and locks."""
   contents = [_contents(folder) for folder in (one, other)]
@@ -212,13 +217,15 @@ def _contents(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _timeless(path: pathlib.Path) -> Any:
-  """The bytes of a file; of a table or a summary all but what it took."""
+  """The bytes of a file; of a table, a summary or a page all but what it took."""
   if path.suffix == ".csv":
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     return table.loc[:, [not name.endswith("seconds") for name in table]].to_csv()
   if path.name == "summary.json":
     content = json.loads(path.read_text(encoding="utf-8"))
     return {k: v for k, v in content.items() if not k.endswith("seconds")}
+  if path.name == "report.html":
+    return _SECONDS.sub(b"", path.read_bytes())
   return path.read_bytes()
 
 

@@ -43,7 +43,12 @@ class EventWriter:
         "TensorBoard events are of one training: leave config.num_seeds at 1, or do "
         "without --tensorboard."
       )
-    self._writer = SummaryWriter(str(self._folder), purge_step=rounds_done + 1)
+    # Names have the second in them, and a run may be taken up within one.
+    self._writer = SummaryWriter(
+      str(self._folder),
+      purge_step=rounds_done + 1,
+      filename_suffix=f".from_round_{rounds_done + 1}",
+    )
 
   def update(self, record: Record) -> None:
     """Writes a round: `val_rmse` is shown as rmse in the group val, and so on."""
