@@ -11,7 +11,8 @@ PYTHON_FLOOR ?= python3.13
 PYTHON_NEWEST ?= python3.13
 # One test process a core; each keeps to one thread (tests/conftest.py).
 WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=-c %)
+# Python compiles what it imports, which is a part of what is installed.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(CONSTRAINTS:%=-c %)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test pytest test-floor test-newest lint format notebooks docs clean
@@ -22,7 +23,8 @@ help: ## Show this list.
 demo: $(VENV)/.installed ## Train on a synthetic federation; results in runs/demo.
 	$(BIN)/python -m launch.train --config=configs/default.py --workdir=runs/demo
 
-test: lint pytest ## Lint, check types, then run all tests and notebooks on all cores (WORKERS=N).
+test: $(VENV)/.installed-dev ## Check style and types, and run all tests and notebooks on all cores (WORKERS=N).
+	@$(MAKE) --no-print-directory -j2 lint pytest
 
 pytest: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -101,8 +101,8 @@ def on_four_devices(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 # A compiled program is some dozens of memory maps, of which Linux lets a process have
 # 65,530 by default; the next program would abort it.
-_MOST_MAPS = 30_000
-_CHECKED_EVERY = 20  # Tests: counting the maps takes milliseconds.
+_MOST_MAPS = 45_000
+_CHECKED_EVERY = 10  # Tests: counting the maps takes milliseconds.
 
 
 @pytest.fixture(autouse=True)
