@@ -11,8 +11,7 @@ PYTHON_FLOOR ?= python3.13
 PYTHON_NEWEST ?= python3.13
 # One test process a core; each keeps to one thread (tests/conftest.py).
 WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-# Python compiles what it imports, which is a part of what is installed.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(CONSTRAINTS:%=-c %)
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=-c %)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test pytest test-floor test-newest lint format notebooks docs clean
