@@ -20,6 +20,9 @@ if _ONE_THREAD not in os.environ.get("XLA_FLAGS", ""):
 # Nearly all of the suite's time is compilation, and its programs run for moments: code
 # that is quick to make is wanted, here and in processes that tests start.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# Tests start dozens of programs, each of which would compile the package's sources.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Most of a test's time is compilation, and most programs return unchanged; the kernels
 # of notebooks find them by these.
