@@ -170,6 +170,13 @@ def test_results_of_other_settings_have_no_figure(tmp_path):
   assert "<svg" not in text
 
 
+def test_a_sweep_in_which_every_run_failed_has_a_page_too(tmp_path):
+  path = _results(tmp_path, status="failed", reason="no luck", test_rmse="")
+  results_page.write(tables.read_results(path), "t", tmp_path / "page.html")
+  texts = set(Reader((tmp_path / "page.html").read_text()).texts)
+  assert {"no luck", "of 7"} <= texts
+
+
 def test_the_command_writes_the_page(tmp_path, capsys):
   output = tmp_path / "deep" / "page.html"
   launch_tables.write_page(str(_results(tmp_path)), output=str(output))
