@@ -11,7 +11,9 @@ PYTHON_FLOOR ?= python3.13
 PYTHON_NEWEST ?= python3.13
 # One test process a core; each keeps to one thread (tests/conftest.py).
 WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=-c %)
+WITH := $(CONSTRAINTS:%=-c %)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(WITH)
+UV := $(BIN)/python -m uv pip install --quiet --compile-bytecode --python $(BIN)/python $(WITH)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test pytest test-floor test-newest lint format notebooks docs clean
@@ -82,15 +84,21 @@ $(VENV)/.created:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
+# uv installs in a third of pip's time. It does not read pip's settings, so where it finds
+# no package index, or cannot be had, pip does the work.
+define install
+  { $(PIP) uv && $(UV) $(1); } >/dev/null 2>&1 || $(PIP) $(1)
+endef
+
 # The stamps are younger than what they depend on once an install succeeded, so
 # a second call installs nothing.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
 	@echo "Installing fedbnr_jax into $(VENV) (a few minutes the first time)"
-	@$(PIP_INSTALL) -e .
+	@$(call install,-e .)
 	@touch $@
 
 # The development environment holds all that the demo needs as well.
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml $(CONSTRAINTS)
 	@echo "Installing fedbnr_jax and its development tools into $(VENV) (a few minutes the first time)"
-	@$(PIP_INSTALL) -e '.[dev]'
+	@$(call install,-e '.[dev]')
 	@touch $(VENV)/.installed $@
