@@ -118,7 +118,7 @@ def exact(
     stages=stages,
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
-    calibrate=learnt.calibrate,
+    held_out=learnt.held_out,
     participation=participation,
     placement=placement,
     warm_up=warm_up,

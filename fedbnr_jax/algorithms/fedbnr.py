@@ -88,7 +88,7 @@ def fedbnr(
     stages=(Stage((learning, conditioning, *learnt.exchanges)),),
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
-    calibrate=learnt.calibrate,
+    held_out=learnt.held_out,
     participation=participation,
     placement=placement,
   )

@@ -231,7 +231,7 @@ class ResidualMessage(NamedTuple):
   fitted: blr.MeanAndNoise
 
 
-class _ReadyResiduals(NamedTuple):
+class ReadyResiduals(NamedTuple):
   """What a client makes of a `ResidualMessage`."""
 
   kernel: ReadyKernel
@@ -257,15 +257,15 @@ def learn_noise(
     fitted = blr.mean_and_noise(state.posterior)
     return ResidualMessage(source_of(state), state.params.theta, fitted)
 
-  def prepare(down: ResidualMessage, like: jax.Array) -> _ReadyResiduals:
+  def prepare(down: ResidualMessage, like: jax.Array) -> ReadyResiduals:
     kernel = ready_kernel(feature_map, down.source, down.theta, like)
-    return _ReadyResiduals(kernel, down.fitted)
+    return ReadyResiduals(kernel, down.fitted)
 
   def summing(summary: Any) -> Any:
     """Makes the client's side from a function that sums over its residuals."""
 
     def client(
-      down: _ReadyResiduals, own: Own, rows: Rows
+      down: ReadyResiduals, own: Own, rows: Rows
     ) -> tuple[Message, Own, Report]:
       features = ready_features(feature_map, down.kernel, rows.x)
       return summary(features, rows.y, down.fitted, rows.mask), own, {}
@@ -291,26 +291,6 @@ def learn_noise(
     exchange("noise shape", first_down, shape, set_shape),
     exchange("noise scale", second_down, scale, set_scale),
   )
-
-
-def held_out_noise(feature_map: urk.FeatureMap) -> Any:
-  """Makes `calibrate` of a method: noise that varies as held-out residuals do."""
-
-  def calibrate(state: ServerState, x: jax.Array, y: jax.Array) -> ServerState:
-    features = features_of(feature_map, state.params.theta, state.omega, x)
-    return state.replace(posterior=blr.held_out_noise(features, y, state.posterior))
-
-  return calibrate
-
-
-def rescaled_by_held_out(feature_map: urk.FeatureMap) -> Any:
-  """Makes `calibrate` of a method: error bars of the size of held-out errors."""
-
-  def calibrate(state: ServerState, x: jax.Array, y: jax.Array) -> ServerState:
-    features = features_of(feature_map, state.params.theta, state.omega, x)
-    return state.replace(posterior=blr.rescaled(features, y, state.posterior))
-
-  return calibrate
 
 
 # ---------------------------------------------------------------- what comes of it

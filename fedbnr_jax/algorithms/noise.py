@@ -6,15 +6,10 @@ errors of validation rows ("rescaled"); or follows the residuals of validation r
 alone ("held-out"). The last two are for kernels that learn their own rows by heart.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-import jax
-
-from fedbnr_jax.algorithms import last_layer
-from fedbnr_jax.federated.algorithm import no_calibration
+from fedbnr_jax.algorithms import held_out, last_layer
 from fedbnr_jax.federated.exchange import Exchange
-from fedbnr_jax.federated.state import ServerState
 from fedbnr_jax.gp import urk
 from fedbnr_jax.names import require_choice
 
@@ -26,8 +21,7 @@ class Noise(NamedTuple):
 
   varies: bool  # Whether the posterior has weights of the noise.
   exchanges: tuple[Exchange, ...]  # They follow the exchange of statistics.
-  # The method's `calibrate`: (state, x [N, D], y [N]) -> state.
-  calibrate: Callable[[ServerState, jax.Array, jax.Array], ServerState]
+  held_out: tuple[Exchange, ...]  # Over validation rows, after each round.
 
 
 def learnt(kind: str, feature_map: urk.FeatureMap, *, everybody: bool) -> Noise:
@@ -42,9 +36,9 @@ def learnt(kind: str, feature_map: urk.FeatureMap, *, everybody: bool) -> Noise:
   exchanges: tuple[Exchange, ...] = ()
   if kind in ("varying", "rescaled"):
     exchanges = last_layer.learn_noise(feature_map, everybody=everybody)
-  calibrate = no_calibration
+  after: tuple[Exchange, ...] = ()
   if kind == "held-out":
-    calibrate = last_layer.held_out_noise(feature_map)
+    after = held_out.held_out_noise(feature_map)
   elif kind == "rescaled":
-    calibrate = last_layer.rescaled_by_held_out(feature_map)
-  return Noise(kind != "constant", exchanges, calibrate)
+    after = held_out.rescaled_bars(feature_map)
+  return Noise(kind != "constant", exchanges, after)

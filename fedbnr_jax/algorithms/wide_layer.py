@@ -96,7 +96,7 @@ def widened(
     closing=(Stage(layer, begin=take_kernel),),
     train_nll=last_layer.train_nll,
     predict=last_layer.prediction(feature_map, with_noise=with_noise),
-    calibrate=learnt.calibrate,
+    held_out=learnt.held_out,
   )
 
 

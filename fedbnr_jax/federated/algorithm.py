@@ -74,12 +74,6 @@ def keep_nothing(
   return ()
 
 
-def no_calibration(state: ServerState, x: jax.Array, y: jax.Array) -> ServerState:
-  """Leaves the state of a method that learns nothing from held-out rows."""
-  del x, y
-  return state
-
-
 @dataclasses.dataclass(frozen=True)
 class FederatedAlgorithm:
   """A method, as pure functions that the caller jits."""
@@ -94,9 +88,8 @@ class FederatedAlgorithm:
   participation: Participation = Participation()  # noqa: RUF009  Immutable.
   placement: Placement = Placement()  # noqa: RUF009
   init_client: InitClient = keep_nothing
-  # (state, x [N, D], y [N]) -> state: learns after each round what only rows that
-  # nobody trains on can show.
-  calibrate: Callable[[ServerState, jax.Array, jax.Array], ServerState] = no_calibration
+  # After each round, over rows that nobody trains on: what only these can show.
+  held_out: tuple[Exchange, ...] = ()
   # Selects what of the federation the method sees.
   view: Callable[[Federation], Federation] = lambda federation: federation
   # Raises InputError if the method cannot work with the rows of this federation.
@@ -214,6 +207,14 @@ class FederatedAlgorithm:
     )
     result = State(server, after.own), info
     return self.placement.replicated(result) if collector.traced else result
+
+  def calibrate(self, state: ServerState, x: jax.Array, y: jax.Array) -> ServerState:
+    """Runs the exchanges over held-out rows, x [N, D] and y [N], as of one client."""
+    rows = Rows(x, y, jnp.ones(y.shape, bool))
+    for exchange in self.held_out:
+      answer, _, _ = exchange.answer(exchange.broadcast(state, None), (), rows)
+      state = exchange.server(state, None, answer)
+    return state
 
   def draw(self, key: chex.PRNGKey, num_clients: int) -> jax.Array:
     """Draws the clients [K] bool that answer in the round of this key."""

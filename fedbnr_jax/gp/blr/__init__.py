@@ -7,15 +7,20 @@ forms are written so that an error of the solution enters squared.
 """
 
 from fedbnr_jax.gp.blr.evidence import fit_evidence, improve_evidence
+from fedbnr_jax.gp.blr.held_out import (
+  ErrorSums,
+  error_sums,
+  held_out_noise,
+  rescaled,
+  scale_held_out_noise,
+)
 from fedbnr_jax.gp.blr.likelihood import negative_log_marginal_likelihood
 from fedbnr_jax.gp.blr.majoriser import majoriser, scale_gradient
 from fedbnr_jax.gp.blr.noise import (
   NoiseMoments,
   fit_noise,
-  held_out_noise,
   noise_moments,
   noise_ratio,
-  rescaled,
   scale_noise,
 )
 from fedbnr_jax.gp.blr.posterior import (
@@ -44,6 +49,7 @@ from fedbnr_jax.gp.blr.statistics import (
 from fedbnr_jax.gp.blr.triangle import pack, unpack
 
 __all__ = [
+  "ErrorSums",
   "MeanAndNoise",
   "NoiseMoments",
   "Posterior",
@@ -51,6 +57,7 @@ __all__ = [
   "augmented_gram",
   "covariance",
   "empty_stats",
+  "error_sums",
   "fit_evidence",
   "fit_noise",
   "held_out_noise",
@@ -71,6 +78,7 @@ __all__ = [
   "rescaled",
   "sample_weights",
   "scale_gradient",
+  "scale_held_out_noise",
   "scale_noise",
   "statistics_dtype",
   "sufficient_stats",

@@ -7,8 +7,6 @@ regression on the features φ gives σ²(x) = σ² exp(φᵀu + c). Like the pos
 regression needs nothing of the clients but sums.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 from flax import struct
@@ -20,17 +18,11 @@ from fedbnr_jax.gp.blr.posterior import (
   noise_variance,
   num_determined,
   posterior,
-  predict,
 )
-from fedbnr_jax.gp.blr.statistics import SufficientStats, masked, sufficient_stats
+from fedbnr_jax.gp.blr.statistics import SufficientStats, masked
 
 # δ, added to r²/σ², bounds the logarithm where a residual happens to be zero.
 _FLOOR = 1e-3
-# Error bars count as right for so many rows before held-out ones are looked at: a scale
-# by N rows is off by about 1/√N, and bars of a sound model seldom by more than a third.
-_AS_PREDICTED = 20.0
-_LEVEL = 0.9  # Of the intervals that held-out rows set.
-_APART = 3.0  # By which these and the mean of squares may differ at most.
 
 
 class NoiseMoments(struct.PyTreeNode):
@@ -133,59 +125,6 @@ def scale_noise(fitted: Posterior, ratio: jax.Array, count: jax.Array) -> Poster
   tiny = jnp.finfo(ratio.dtype).tiny
   offset = fitted.noise_offset + jnp.log(jnp.maximum(ratio / free, tiny))
   return fitted.replace(noise_offset=offset)
-
-
-def held_out_noise(
-  features: jax.Array, targets: jax.Array, fitted: Posterior
-) -> Posterior:
-  """Returns the posterior with noise that varies, learnt from held-out rows.
-
-  This helps where the kernel has memorised its training rows, whose residuals then
-  say nothing about the noise.
-
-  Args:
-    features: [N, M] features of rows that the posterior was not conditioned on.
-    targets: [N] targets of these rows.
-    fitted: The global posterior.
-  """
-  stats = sufficient_stats(features, targets)
-  moments = noise_moments(features, targets, fitted)
-  shaped = fit_noise(fitted, stats, moments)
-  assert shaped.noise_offset is not None
-  # The posterior was not fitted to these rows, so no γ is subtracted from N.
-  mean_ratio = noise_ratio(features, targets, shaped) / stats.count
-  tiny = jnp.finfo(mean_ratio.dtype).tiny
-  offset = shaped.noise_offset + jnp.log(jnp.maximum(mean_ratio, tiny))
-  return shaped.replace(noise_offset=offset)
-
-
-def rescaled(features: jax.Array, targets: jax.Array, fitted: Posterior) -> Posterior:
-  """Returns the posterior with all error bars scaled to the errors of held-out rows.
-
-  σ and λ have one factor, so that the mean, which depends on their ratio, is still that
-  of the statistics. The 90 % intervals then cover about 90 % of these rows: where
-  errors have long tails, a mean of their squares would make every interval but the
-  widest too wide. Few rows change the bars less than their own chance would.
-
-  Args:
-    features: [N, M] features of rows that the posterior was not conditioned on.
-    targets: [N] targets of these rows.
-    fitted: The global posterior.
-  """
-  mean, variance = predict(fitted, features)
-  off = jnp.abs(targets.astype(mean.dtype) - mean) / jnp.sqrt(variance)
-  (num_rows,) = off.shape
-  by_squares = jnp.sqrt((jnp.sum(off**2) + _AS_PREDICTED) / (num_rows + _AS_PREDICTED))
-  place = min(math.ceil(_LEVEL * (num_rows + 1)), num_rows)
-  reach = jax.scipy.stats.norm.ppf(jnp.asarray(0.5 * (1.0 + _LEVEL), off.dtype))
-  by_quantile = jnp.sort(off)[place - 1] / reach
-  # Where nine rows in ten are predicted exactly, the tenth still tells of errors.
-  by_quantile = jnp.clip(by_quantile, by_squares / _APART, by_squares * _APART)
-  few = _AS_PREDICTED / (num_rows + _AS_PREDICTED)
-  factor = jnp.exp((1.0 - few) * jnp.log(by_quantile) + few * jnp.log(by_squares))
-  return fitted.replace(
-    noise_std=factor * fitted.noise_std, prior_std=factor * fitted.prior_std
-  )
 
 
 def _squares(
