@@ -108,7 +108,7 @@ def result(job: Job) -> dict[str, Any]:
   started = time.perf_counter(), time.process_time()
   chosen, begun = "", None
   if method == config_lib.AUTO:
-    config, _, begun = auto.choose(config, dataset, workflow.program_for)
+    config, _, begun = auto.choose(config, auto.of_rows(dataset), workflow.program_for)
     chosen = f"{config.data.inputs} {config.sparse.kernel}"
   run = experiment.build(config, dataset)
   shape = {"rows": run.dataset.num_rows, "inputs": run.preprocessor.num_inputs}

@@ -91,7 +91,7 @@ def measured(fields: dict[str, Any], law: str, num_rows: int, seed: int) -> dict
   config.update_from_flattened_dict({"seed": seed, "num_clients": 5} | fields)
   start, begun = time.perf_counter(), None
   if config.method == config_lib.AUTO:
-    config, _, begun = auto.choose(config, dataset, workflow.program_for)
+    config, _, begun = auto.choose(config, auto.of_rows(dataset), workflow.program_for)
   run = experiment.build(config, dataset)
   program = workflow.program_for(run)
   result = training.train(run, program, begun=begun)

@@ -33,6 +33,7 @@ from fedbnr_jax.federated.state import RoundInfo, State
 from fedbnr_jax.report import tables
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import input_summary
+from fedbnr_jax.run.task import init_key
 from launch import common
 
 _METHODS = flags.DEFINE_list("methods", list(algorithms.METHODS), "Which methods.")
@@ -60,7 +61,7 @@ def site_process(connection: Connection, number: int, cache: str) -> None:
       like = input_summary.empty(arrays[0].shape[-1])
       site = wire.Site(
         algorithms.method(config.method).build(config),
-        experiment_lib.init_key(config.seed),
+        init_key(config.seed),
         number,
         start["num_clients"],
         Rows(*arrays),

@@ -20,7 +20,7 @@ import numpy as np
 
 from fedbnr_jax import candidates
 from fedbnr_jax.candidates import Choice, Trial
-from fedbnr_jax.data import Dataset
+from fedbnr_jax.data import Dataset, Preprocessor
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.gp import urk
 from fedbnr_jax.run import experiment as experiment_lib
@@ -29,6 +29,7 @@ from fedbnr_jax.run.config import AUTO, base, get
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program
 from fedbnr_jax.run.records import RunFolder
+from fedbnr_jax.run.task import Task
 
 METHOD = "fedbnr-ard"
 # Beyond so many deviations a cell squashes the rest of its column, and a linear part
@@ -82,10 +83,25 @@ class Candidate(NamedTuple):
     return result
 
 
+# Builds the task of a config; what is odd about the data is said when one is trained.
+Build = Callable[[ml_collections.ConfigDict], Task]
+ProgramFor = Callable[[Any], Program]  # Gives the jitted program of such a task.
+
+
+def of_rows(dataset: Dataset) -> Build:
+  """Builds experiments of rows that are at hand."""
+
+  def build(config: ml_collections.ConfigDict) -> Experiment:
+    with warnings.catch_warnings(action="ignore"):
+      return experiment_lib.build(config, dataset)
+
+  return build
+
+
 def choose(
   config: ml_collections.ConfigDict,
-  dataset: Dataset,
-  program_for: Callable[[Experiment], Program],
+  build: Build,
+  program_for: ProgramFor,
   trials: Sequence[Trial] = (),
   on_trial: Callable[[Trial], None] = lambda trial: None,
   on_begin: Callable[[str], None] = lambda name: None,
@@ -94,8 +110,8 @@ def choose(
 
   Args:
     config: Its method is `auto`; config.auto says what is tried, and how long.
-    dataset: The rows.
-    program_for: Gives the jitted program of an experiment.
+    build: Builds a task of the rows.
+    program_for: Gives the program of a task.
     trials: Those of an earlier call that was stopped; they are not repeated.
     on_trial: Is called after each trial.
     on_begin: Is called with the name of each candidate before it is tried.
@@ -103,10 +119,10 @@ def choose(
   Raises:
     InputError: If the config or the data cannot be used, or time does not suffice.
   """
-  plain = check(config, dataset)
+  plain = check(config, build)
   if config.data.bounds:
     return Choice(_private(config), tuple(trials))
-  num_rows, started = _num_rows(plain), time.monotonic()
+  num_rows, started = plain.counts.train, time.monotonic()
   first, *others = _listed(config.auto.kernels)
   readings = [config.data.inputs]
   if config.data.inputs == AUTO:
@@ -125,14 +141,14 @@ def choose(
       if processes.from_first(is_late()):
         return False
       on_begin(candidate.name)
-      trial, result = _try(candidate, config, dataset, num_rows, program_for)
+      trial, result = _try(candidate, config, build, num_rows, program_for)
       done[candidate.name] = trial
       if result is not None:
         begun[candidate.name] = result
       on_trial(trial)
     return True
 
-  if len(readings) == 2 and _has_far_cells(plain):
+  if len(readings) == 2 and _has_far_cells(plain.preprocessor):
     readings = ["scores"]
   if len(readings) == 1 and not others:  # There is nothing to choose.
     only = Candidate(readings[0], first).config(config)
@@ -148,8 +164,8 @@ def choose(
 def choose_in(
   folder: RunFolder,
   config: ml_collections.ConfigDict,
-  dataset: Dataset,
-  program_for: Callable[[Experiment], Program],
+  build: Build,
+  program_for: ProgramFor,
   on_begin: Callable[[str], None] = lambda name: None,
 ) -> Choice:
   """Chooses as `choose` does, and keeps each trial in the folder.
@@ -173,12 +189,12 @@ def choose_in(
     trials.append(trial)
     write(None)
 
-  choice = choose(config, dataset, program_for, tuple(trials), on_trial, on_begin)
+  choice = choose(config, build, program_for, tuple(trials), on_trial, on_begin)
   write(choice.config)
   return choice
 
 
-def check(config: ml_collections.ConfigDict, dataset: Dataset) -> Experiment:
+def check(config: ml_collections.ConfigDict, build: Build) -> Task:
   """Builds the first candidate with standardised inputs, before anything is tried.
 
   Raises:
@@ -190,7 +206,7 @@ def check(config: ml_collections.ConfigDict, dataset: Dataset) -> Experiment:
   # Sizes follow from the rows, which are not counted yet.
   plain.sparse.start_samples = plain.sparse.posterior_samples = 0
   plain.sparse.num_samples = _START
-  return _built(plain, dataset)
+  return build(plain)
 
 
 def _check_fields(config: ml_collections.ConfigDict) -> None:
@@ -234,9 +250,9 @@ def _private(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 def _try(
   candidate: Candidate,
   config: ml_collections.ConfigDict,
-  dataset: Dataset,
+  build: Build,
   num_rows: int,
-  program_for: Callable[[Experiment], Program],
+  program_for: ProgramFor,
 ) -> tuple[Trial, training.Result | None]:
   """Trains a candidate for its first round; returns its score and its training.
 
@@ -245,9 +261,9 @@ def _try(
   started = time.monotonic()
   trial = _sized(candidate.config(config), num_rows)
   trial.num_rounds = 1
-  experiment = _built(trial, dataset)
+  task = build(trial)
   try:
-    result = training.train(experiment, program_for(experiment))
+    result = training.train(task, program_for(task))
   except training.NonFiniteError:
     seconds = time.monotonic() - started
     return Trial(candidate.name, None, None, None, None, seconds), None
@@ -257,7 +273,7 @@ def _try(
     float(record[name]) for name in ("val_rmse", "val_nll", "train_nll")
   )
   score = math.log(max(rmse, 1e-300))
-  num_held_out = len(experiment.validation.y)
+  num_held_out = task.counts.validation
   if num_held_out < _ENOUGH:
     # log p(y of all) = log p(y trained on) + log p(y held out | y trained on), but that
     # held-out rows have scaled their own error bars a little.
@@ -298,21 +314,16 @@ def _listed(text: str) -> list[str]:
   return names
 
 
-def _built(config: ml_collections.ConfigDict, dataset: Dataset) -> Experiment:
-  """Builds an experiment; what is odd about the data is said when one is trained."""
-  with warnings.catch_warnings(action="ignore"):
-    return experiment_lib.build(config, dataset)
-
-
-def _num_rows(experiment: Experiment) -> int:
-  """Counts the training rows."""
-  return int(np.sum(experiment.federation.clients.mask))
-
-
-def _has_far_cells(experiment: Experiment) -> bool:
+def _has_far_cells(preprocessor: Preprocessor) -> bool:
   """Whether an input of standardised training rows lies far from all others."""
-  rows = experiment.federation.clients
-  return bool(np.max(np.abs(rows.x), where=rows.mask[..., None], initial=0.0) > _FAR)
+  mean, std = np.array(preprocessor.input_mean), np.array(preprocessor.input_std)
+  # Indicators are 0 or 1; numbers have a range.
+  ends = np.array([np.zeros_like(mean), np.ones_like(mean)])
+  if preprocessor.numeric_ranges:
+    ends[:, : len(preprocessor.numeric_columns)] = np.transpose(
+      preprocessor.numeric_ranges
+    )
+  return bool(np.max(np.abs(ends - mean) / std) > _FAR)
 
 
 def _sized(

@@ -186,7 +186,10 @@ def _train(
     given, begun, chosen = config, None, None
     if config.method == config_lib.AUTO:
       choice = auto.choose(
-        config, dataset, workflow.program_for, on_begin=progress.trying
+        config,
+        auto.of_rows(dataset),
+        workflow.program_for,
+        on_begin=progress.trying,
       )
       config, begun = choice.config, choice.begun
       chosen = given, choice._replace(begun=None)

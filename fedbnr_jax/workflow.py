@@ -160,11 +160,12 @@ def _chosen(
     lambda: experiment_lib.load_dataset(config) if dataset is None else dataset
   )
   processes.require_same("data", rows.digest())
-  processes.all_do(lambda: auto.check(config, rows))  # Before there is a folder.
+  build = auto.of_rows(rows)
+  processes.all_do(lambda: auto.check(config, build))  # Before there is a folder.
   with explain_os_errors(folder.path), contextlib.ExitStack() as lock:
     processes.first_does(lambda: lock.enter_context(alone_in(folder.path)))
     on_begin = progress.trying if progress else lambda name: None
-    return auto.choose_in(folder, config, rows, program_for, on_begin)
+    return auto.choose_in(folder, config, build, program_for, on_begin)
 
 
 def train_one(
@@ -183,7 +184,7 @@ def train_one(
     begun: Its first rounds, if they were done before.
     trials: What method `auto` has tried before it, if it has.
   """
-  processes.first_does(lambda: folder.claim_experiment(experiment))
+  processes.first_does(lambda: folder.claim_task(experiment))
   is_first = processes.is_first()
   if not is_first and experiment.algorithm.placement.mesh is None:
     return Outcome()  # Nothing is shared: the first process does it alone.
@@ -227,7 +228,7 @@ def train_seeds(
     for experiment, own in zip(experiments, folders, strict=True):
       if lock is not None:
         lock.enter_context(alone_in(own.path))
-      own.claim_experiment(experiment)
+      own.claim_task(experiment)
 
   processes.first_does(claim)
   is_first = processes.is_first()
@@ -291,7 +292,7 @@ def save(
     if chosen is not None:
       given, choice = chosen
       candidates.write(folder, given, choice.trials, choice.config)
-    folder.claim_experiment(experiment)
+    folder.claim_task(experiment)
     folder.keep_metrics(result.history)
     checkpoints, number = Checkpoints(folder.checkpoints), len(result.history)
     checkpoints.discard_after(number)

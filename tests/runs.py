@@ -108,7 +108,7 @@ class StopError(Exception):
 
 def claimed(path: pathlib.Path, experiment) -> RunFolder:
   folder = RunFolder(path)
-  folder.claim_experiment(experiment)
+  folder.claim_task(experiment)
   return folder
 
 

@@ -55,7 +55,9 @@ def scored(monkeypatch, scores):
 
 
 def chosen(config, dataset=None):
-  return auto.choose(config, dataset or table(80), workflow.program_for).config
+  return auto.choose(
+    config, auto.of_rows(dataset or table(80)), workflow.program_for
+  ).config
 
 
 # ------------------------------------------------------------------------- the choice
@@ -143,7 +145,7 @@ def test_rounds_that_were_asked_for_are_taken(given, rounds):
 def test_few_held_out_rows_are_judged_with_the_evidence(quick):
   """Of all rows: the evidence of those trained on, and the likelihood of the others."""
   config = config_of(**FIELDS | {"auto__kernels": "matern32+linear"})
-  trial, _ = auto.choose(config, table(80), workflow.program_for).trials
+  trial, _ = auto.choose(config, auto.of_rows(table(80)), workflow.program_for).trials
   expected = (64 * trial.train_nll + 8 * trial.val_nll) / 72
   assert trial.score == pytest.approx(expected)
 
@@ -200,7 +202,7 @@ def test_declared_bounds_leave_nothing_to_choose(monkeypatch):
 
 def test_a_training_goes_on_from_its_trial_to_the_same_bits(quick):
   config, rows = config_of(auto__kernels="matern32+linear"), table(80)
-  choice = auto.choose(config, rows, workflow.program_for)
+  choice = auto.choose(config, auto.of_rows(rows), workflow.program_for)
   assert choice.begun is not None
   run = experiment.build(choice.config, rows)
   program, rounds = workflow.program_for(run), []

@@ -21,6 +21,7 @@ from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run import training
 from fedbnr_jax.run.program import make_program
 from fedbnr_jax.run.records import RunFolder
+from fedbnr_jax.run.task import table_note
 from launch import predict as launch_predict
 from launch import train as launch_train
 from tests.runs import SUMMARY, seal_anew, tiny
@@ -249,7 +250,7 @@ def test_a_changed_table_shows_in_the_folders_of_seeds(tmp_path):
   folder.write_summary({"test_rmse": 1.0})
   for own in workflow.seed_folders(folder, config):
     own.path.mkdir()
-    own.claim_data(experiment_lib.load_dataset(config))
+    own.claim_data(table_note(experiment_lib.load_dataset(config)))
   assert (tmp_path / "run" / "seed_4" / "data.json").exists()
   assert workflow.is_finished(folder, config)
   table.assign(price=2 * table["price"]).to_csv(tmp_path / "houses.csv", index=False)

@@ -22,6 +22,7 @@ from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import config_checks, cores
 from fedbnr_jax.run import experiment as experiment_lib
 from fedbnr_jax.run.records import RunFolder, as_json
+from fedbnr_jax.run.task import table_note
 from fedbnr_jax.sweep import grid as grid_lib
 from fedbnr_jax.sweep import jobs, run_grid, schedule, table, workers
 from fedbnr_jax.sweep.grid import expand
@@ -197,7 +198,7 @@ def test_a_table_that_has_changed_since_a_run_was_done_is_refused(tmp_path):
   ((run, whole),) = expand(config).items()
   folder = RunFolder(tmp_path / "sweep" / "runs" / run.name)
   folder.claim(whole)
-  folder.claim_data(experiment_lib.load_dataset(whole))
+  folder.claim_data(table_note(experiment_lib.load_dataset(whole)))
   folder.write_summary({"test_rmse": 1.0})
   table.assign(y=2 * table["y"]).to_csv(tmp_path / "table.csv", index=False)
   assert_refused(

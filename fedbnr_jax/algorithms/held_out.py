@@ -7,6 +7,7 @@ training rows.
 from typing import Any, NamedTuple
 
 import jax
+from flax import struct
 
 from fedbnr_jax.algorithms import last_layer
 from fedbnr_jax.federated.exchange import Exchange, Own, Report
@@ -74,7 +75,7 @@ def rescaled_bars(feature_map: urk.FeatureMap) -> tuple[Exchange, ...]:
   return (Exchange("held-out errors", broadcast, client, server, prepare=prepare),)
 
 
-class MomentsMessage(NamedTuple):
+class MomentsMessage(struct.PyTreeNode):
   """Up: what held-out residuals say of the shape of the noise; summable."""
 
   gram: jax.Array  # [M(M + 1)/2] triangle of ΦᵀΦ.
@@ -82,7 +83,7 @@ class MomentsMessage(NamedTuple):
   moments: blr.NoiseMoments
 
 
-class RatioMessage(NamedTuple):
+class RatioMessage(struct.PyTreeNode):
   """Up: what held-out residuals say of the size of the noise; summable."""
 
   ratio: jax.Array  # [] Σ r²/σ²(x)

@@ -1,8 +1,8 @@
 """From a config to everything a run needs: data, federation, algorithm."""
 
 import dataclasses
+import functools
 
-import chex
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -28,10 +28,12 @@ from fedbnr_jax.data.hazards import warn_of_hazards
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import federation as federation_lib
 from fedbnr_jax.federated import partition as partition_lib
+from fedbnr_jax.federated import placement
 from fedbnr_jax.federated.federation import Federation, ServerSet
 from fedbnr_jax.gp import urk
 from fedbnr_jax.run import config as config_lib
 from fedbnr_jax.run import config_checks, input_summary, memory
+from fedbnr_jax.run.task import FromConfig, RowCounts, TableNote, table_note
 
 # Streams of randomness drawn from the one seed. What depends on the number of
 # clients has a stream of its own, so that the others do not.
@@ -51,7 +53,7 @@ class EvaluationSet(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
+class Experiment(FromConfig):
   """One run, ready to start."""
 
   config: ml_collections.FrozenConfigDict
@@ -98,30 +100,28 @@ class Experiment:
     training_std = np.std(self.dataset.targets[self.split.train])
     return self.preprocessor.target_std / float(training_std)
 
-  @property
-  def stopping_score(self) -> str:
-    """The column of `metrics.csv` that chooses the best round."""
-    return f"val_{self.config.stop_on}"
+  @functools.cached_property
+  def table(self) -> TableNote:
+    """What is said of the table in records."""
+    return table_note(self.dataset)
 
   @property
-  def patience(self) -> int:
-    """Rounds without a better validation score before stopping."""
-    return self.config.patience or algorithms.method(self.config.method).patience
+  def counts(self) -> RowCounts:
+    """How many rows train, validate and test."""
+    return RowCounts(len(self.split.train), len(self.validation.y), len(self.test.y))
 
   @property
-  def key_init(self) -> chex.PRNGKey:
-    """The key from which server and clients start."""
-    return init_key(self.config.seed)
+  def num_padded_rows(self) -> int:
+    """N of the clients' arrays [K, N, ...]."""
+    return int(self.federation.clients.x.shape[1])
 
-  @property
-  def key_rounds(self) -> chex.PRNGKey:
-    """The key from which each round's participants are drawn."""
-    return jax.random.fold_in(jax.random.key(self.config.seed), 1)
-
-
-def init_key(seed: int) -> chex.PRNGKey:
-  """Makes the key from which the server and all clients of a federation start."""
-  return jax.random.fold_in(jax.random.key(seed), 0)
+  def placed(self) -> tuple[Federation, EvaluationSet, EvaluationSet]:
+    """Puts the rows of clients, validation and test where the program wants them."""
+    mesh = self.algorithm.placement.mesh
+    federation = self.federation
+    if not self.config.stream_clients:
+      federation = placement.put_federation(federation, mesh)
+    return federation, *placement.replicate((self.validation, self.test), mesh)
 
 
 def build(

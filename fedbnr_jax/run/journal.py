@@ -16,7 +16,6 @@ from fedbnr_jax.run import processes
 from fedbnr_jax.run import seal as seal_lib
 from fedbnr_jax.run.checkpoints import Checkpoints, Content, Saved
 from fedbnr_jax.run.coverage import exact_range
-from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Scores
 from fedbnr_jax.run.records import Record, RunFolder
 from fedbnr_jax.run.seal import Seal
@@ -28,6 +27,7 @@ from fedbnr_jax.run.summary import (
   read_outcome,
   scores,
 )
+from fedbnr_jax.run.task import Task
 
 
 class NonFiniteError(ArithmeticError):
@@ -37,15 +37,15 @@ class NonFiniteError(ArithmeticError):
 class Journal:
   """The records of one training, its best state, and its folder."""
 
-  def __init__(self, experiment: Experiment, folder: RunFolder | None) -> None:
-    self.experiment = experiment
+  def __init__(self, task: Task, folder: RunFolder | None) -> None:
+    self.task = task
     self.history: list[Record] = []
     self.best: Any = None
     self.last: Any = None
     self.failure: NonFiniteError | None = None
     self._folder = folder
     if folder:
-      folder.claim_experiment(experiment)
+      folder.claim_task(task)
     files = seal_lib.of_files(folder) if folder else {}
     self._seal = Seal(files, seal_lib.of_history([]))
     self._checkpoints = Checkpoints(folder.checkpoints) if folder else None
@@ -53,29 +53,29 @@ class Journal:
   @property
   def finished(self) -> bool:
     """Whether no more rounds are to come."""
-    config = self.experiment.config
+    config = self.task.config
     return self.failure is not None or finished(
-      self.history, config.num_rounds, self.experiment.patience, self.score
+      self.history, config.num_rounds, self.task.patience, self.score
     )
 
   @property
   def score(self) -> str:
     """The column of the records that chooses the best round."""
-    return self.experiment.stopping_score
+    return self.task.stopping_score
 
   @property
   def key(self) -> chex.PRNGKey:
     """The random key of the next round."""
-    return jax.random.fold_in(self.experiment.key_rounds, len(self.history) + 1)
+    return jax.random.fold_in(self.task.key_rounds, len(self.history) + 1)
 
   def resume(self, state: Any) -> Any:
     """Takes up what the folder holds; returns the state to go on from."""
-    if self.experiment.algorithm.placement.mesh is None:
+    if self.task.algorithm.placement.mesh is None:
       saved = self._restored(state)
     else:
       saved = processes.first_does(lambda: self._restored(state))
     state, self.best = (saved.state, saved.best) if saved else (state, state)
-    if self.experiment.algorithm.placement.mesh is not None:
+    if self.task.algorithm.placement.mesh is not None:
       # Processes that write no files follow the one that does.
       self.history = processes.from_first(self.history)
       state, self.best = processes.arrays_from_first((state, self.best))
@@ -113,11 +113,11 @@ class Journal:
     """Notes a round; all arrays are on the host."""
     number = len(self.history) + 1
     try:
-      _check_finite(number, self.experiment, info, validation, test)
+      _check_finite(number, self.task, info, validation, test)
     except NonFiniteError as error:
       self.failure = error
       return
-    record = _record(number, self.experiment, state, info, validation, test)
+    record = _record(number, self.task, state, info, validation, test)
     record["seconds"] = seconds
     best = best_round([*self.history, record], self.score) == number
     self.keep([record], state, state if best else self.best, on_round)
@@ -168,19 +168,19 @@ def finished(
   return anybody and sum(r["clients_answered"] > 0 for r in since) >= patience
 
 
-def summarise(experiment: Experiment, history: list[Record]) -> dict[str, Any]:
+def summarise(task: Task, history: list[Record]) -> dict[str, Any]:
   """The fields of `summary.json`."""
-  unit = "std of target" if experiment.dataset.standardised_error else "target"
-  known = scores(history, experiment.stopping_score)
-  low, high = exact_range(known["test_coverage95"], len(experiment.test.y))
+  unit = "std of target" if task.table.standardised_error else "target"
+  known = scores(history, task.stopping_score)
+  low, high = exact_range(known["test_coverage95"], task.counts.test)
   return {
-    "dataset": experiment.dataset.name,
-    "method": experiment.config.method,
-    "num_clients": experiment.num_clients,
-    "seed": experiment.config.seed,
-    "train_rows": len(experiment.split.train),
-    "validation_rows": len(experiment.validation.y),
-    "test_rows": len(experiment.test.y),
+    "dataset": task.table.name,
+    "method": task.config.method,
+    "num_clients": task.num_clients,
+    "seed": task.config.seed,
+    "train_rows": task.counts.train,
+    "validation_rows": task.counts.validation,
+    "test_rows": task.counts.test,
     "rmse_unit": unit,
     **known,
     "test_coverage95_low": low,
@@ -231,14 +231,14 @@ def in_unit(scores: dict[str, Any], scale: float) -> dict[str, float]:
 
 def _record(
   number: int,
-  experiment: Experiment,
+  task: Task,
   state: State,
   info: RoundInfo,
   validation: Scores,
   test: Scores,
 ) -> Record:
-  scale = experiment.error_scale
-  noise_std, prior_std = experiment.algorithm.scales(state)
+  scale = task.error_scale
+  noise_std, prior_std = task.algorithm.scales(state)
   in_validation, in_test = in_unit(validation, scale), in_unit(test, scale)
   record: Record = {
     "round": number,
@@ -258,7 +258,7 @@ def _record(
 
 def _check_finite(
   number: int,
-  experiment: Experiment,
+  task: Task,
   info: RoundInfo,
   validation: Scores,
   test: Scores,
@@ -266,9 +266,9 @@ def _check_finite(
   bad = np.flatnonzero(info.answered & ~np.isfinite(info.client_loss))
   if bad.size:
     raise NonFiniteError(
-      f"round {number}: the loss of {experiment.client_names[bad[0]]} is not finite "
+      f"round {number}: the loss of {task.client_names[bad[0]]} is not finite "
       f"({bad.size} of {np.sum(info.answered)} clients): try "
-      f"{experiment.algorithm.remedy}. The last good checkpoint is kept."
+      f"{task.algorithm.remedy}. The last good checkpoint is kept."
     )
   for name, value in (
     *validation.items(),
@@ -278,5 +278,5 @@ def _check_finite(
     if not np.isfinite(value):
       raise NonFiniteError(
         f"round {number}: {name} is not finite: try "
-        f"{experiment.algorithm.remedy}. The last good checkpoint is kept."
+        f"{task.algorithm.remedy}. The last good checkpoint is kept."
       )

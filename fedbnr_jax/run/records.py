@@ -24,7 +24,7 @@ from fedbnr_jax.files import (
 )
 from fedbnr_jax.run import config_file
 from fedbnr_jax.run.config import differences
-from fedbnr_jax.run.experiment import Experiment
+from fedbnr_jax.run.task import TableNote, Task, table_note
 
 Record = dict[str, float | int]
 
@@ -82,19 +82,18 @@ class RunFolder:
       # Written even when it is there: this is where a read-only folder shows.
       write_json(self._config, as_json(config))
 
-  def claim_experiment(self, experiment: Experiment) -> None:
-    """Makes the folder this experiment's, with all that a model needs beside its state.
+  def claim_task(self, task: Task) -> None:
+    """Makes the folder this task's, with all that a model needs beside its state.
 
     Raises:
       InputError: If it holds a run of another config or of other rows, or a file that
         such a run does not write, or cannot be written.
     """
-    self.claim(experiment.config)
-    self.claim_data(experiment.dataset)
-    num_rows = experiment.federation.clients.x.shape[1]
+    self.claim(task.config)
+    self.claim_data(task.table)
     for path, content in (
-      (self._preprocessing, experiment.preprocessor.to_json()),
-      (self._clients, _clients(experiment.client_names, num_rows)),
+      (self._preprocessing, task.preprocessor.to_json()),
+      (self._clients, _clients(task.client_names, task.num_padded_rows)),
     ):
       with explain_os_errors(self.path):
         # Not mended in silence: whoever changed it may have meant the checkpoints too.
@@ -107,20 +106,23 @@ class RunFolder:
 
   def check_data(self, dataset: Dataset) -> None:
     """Raises InputError if the folder holds a run of other rows."""
+    self._check_data(table_note(dataset))
+
+  def _check_data(self, table: TableNote) -> None:
     if not self._data.exists():
       return
-    recorded, given = read_object(self._data), _described(dataset)
+    recorded, given = read_object(self._data), _described(table)
     if any(recorded.get(name) != given[name] for name in _IDENTITY):
       raise InputError(
-        f"the rows of {dataset.name!r} are not those that the run in {self.path} "
+        f"the rows of {table.name!r} are not those that the run in {self.path} "
         "started with: restore them, or choose another workdir."
       )
 
-  def claim_data(self, dataset: Dataset) -> None:
+  def claim_data(self, table: TableNote) -> None:
     """Notes which rows the run is of, and refuses others when it is taken up again."""
-    self.check_data(dataset)
+    self._check_data(table)
     with explain_os_errors(self.path):
-      write_json(self._data, _described(dataset))
+      write_json(self._data, _described(table))
 
   def feature_columns(self) -> tuple[str, ...]:
     """Columns that the run predicts from, in their order; () in an older folder."""
@@ -265,13 +267,13 @@ class RunFolder:
     return tuple(names), num_rows
 
 
-def _described(dataset: Dataset) -> dict[str, Any]:
+def _described(table: TableNote) -> dict[str, Any]:
   """The content of data.json."""
   return {
-    "name": dataset.name,
-    "rows": dataset.num_rows,
-    "digest": dataset.digest(),
-    "features": list(dataset.features.columns),
+    "name": table.name,
+    "rows": table.rows,
+    "digest": table.digest,
+    "features": list(table.features),
   }
 
 

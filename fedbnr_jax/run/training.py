@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedbnr_jax.federated import placement
-from fedbnr_jax.federated.federation import Federation
-from fedbnr_jax.run.experiment import EvaluationSet, Experiment
 from fedbnr_jax.run.journal import Journal, NonFiniteError, best_round
 from fedbnr_jax.run.program import Program
 from fedbnr_jax.run.records import Record, RunFolder
+from fedbnr_jax.run.task import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Result:
 
 
 def train(
-  experiment: Experiment,
+  task: Task,
   program: Program,
   folder: RunFolder | None = None,
   on_round: Callable[[Record], None] | None = None,
@@ -45,8 +44,9 @@ def train(
   """Runs rounds until `patience` of them bring no better validation score.
 
   Args:
-    experiment: From `experiment.build`.
-    program: From `make_program(experiment.algorithm, transform=jax.jit)`.
+    task: An experiment from `experiment.build`, or a task whose rows are elsewhere.
+    program: From `make_program(task.algorithm, transform=jax.jit)`, or one that
+      reaches the rows.
     folder: Where records and checkpoints go, and where a stopped run is taken up
       again, to the same bits as if it had not stopped; in memory only without it.
     on_round: Called with every new record, for a progress display.
@@ -56,14 +56,14 @@ def train(
   Raises:
     NonFiniteError: If a loss or score is not finite.
   """
-  (result,) = _train([experiment], program, [folder], on_round, _ONE, begun)
+  (result,) = _train([task], program, [folder], on_round, _ONE, begun)
   if isinstance(result, NonFiniteError):
     raise result
   return result
 
 
 def train_batch(
-  experiments: Sequence[Experiment],
+  tasks: Sequence[Task],
   program: Program,
   folders: Sequence[RunFolder | None],
   on_round: Callable[[Record], None] | None = None,
@@ -71,15 +71,15 @@ def train_batch(
   """Trains several experiments of the same shapes at once, as `build_seeds` makes them.
 
   Args:
-    experiments: They differ in their seeds.
-    program: From `make_batched_program(experiments[0].algorithm, transform=jax.jit)`.
+    tasks: They differ in their seeds.
+    program: From `make_batched_program(tasks[0].algorithm, transform=jax.jit)`.
     folders: One each.
     on_round: Called with every new record of any of them.
 
   Returns:
     A result each, or, for one that diverged, the error that says so.
   """
-  return _train(experiments, program, folders, on_round, _MANY)
+  return _train(tasks, program, folders, on_round, _MANY)
 
 
 class _Axis(NamedTuple):
@@ -97,7 +97,7 @@ _MANY = _Axis(
 
 
 def _train(
-  experiments: Sequence[Experiment],
+  tasks: Sequence[Task],
   program: Program,
   folders: Sequence[RunFolder | None],
   on_round: Callable[[Record], None] | None,
@@ -106,8 +106,7 @@ def _train(
 ) -> list[Result | NonFiniteError]:
   on_round = on_round or (lambda _: None)
   journals = [
-    Journal(experiment, folder)
-    for experiment, folder in zip(experiments, folders, strict=True)
+    Journal(task, folder) for task, folder in zip(tasks, folders, strict=True)
   ]
   _loop(journals, program, on_round, axis, begun)
   return [
@@ -125,10 +124,10 @@ def _loop(
   begun: Result | None,
 ) -> None:
   """Runs rounds, for all trainings side by side, until the last is finished."""
-  mesh = journals[0].experiment.algorithm.placement.mesh
-  placed = [_placed(journal.experiment) for journal in journals]
+  mesh = journals[0].task.algorithm.placement.mesh
+  placed = [journal.task.placed() for journal in journals]
   federation, *evaluation = axis.join(placed)
-  keys = axis.join([journal.experiment.key_init for journal in journals])
+  keys = axis.join([journal.task.key_init for journal in journals])
   state = program.init(placement.replicate_key(keys, mesh), federation)
   states = [
     journal.resume(axis.part(jax.tree.map(np.array, state), index))
@@ -156,14 +155,3 @@ def _loop(
         info, validation, test = axis.part(scores, index)
         now = axis.part(host, index)
         journal.note(now, info, validation, test, seconds, on_round)
-
-
-def _placed(experiment: Experiment) -> tuple[Federation, EvaluationSet, EvaluationSet]:
-  """Puts the data of an experiment where the program wants it."""
-  mesh = experiment.algorithm.placement.mesh
-  federation = experiment.federation
-  if not experiment.config.stream_clients:
-    federation = placement.put_federation(federation, mesh)
-  return federation, *placement.replicate(
-    (experiment.validation, experiment.test), mesh
-  )
