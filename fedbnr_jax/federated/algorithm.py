@@ -17,6 +17,9 @@ from fedbnr_jax.federated.placement import Placement
 from fedbnr_jax.federated.round import Outcome, choose_stages, run_stages
 from fedbnr_jax.federated.state import RoundInfo, ServerState, State
 
+# Such as jax.jit: (function, **options) -> function.
+Transform = Callable[..., Callable[..., Any]]
+
 
 class InitServer(Protocol):
   """A function that makes the server's state before the first round.
@@ -207,6 +210,27 @@ class FederatedAlgorithm:
     )
     result = State(server, after.own), info
     return self.placement.replicated(result) if collector.traced else result
+
+  def with_server_parts(self, transform: Transform) -> "FederatedAlgorithm":
+    """Transforms what the server computes, for collectors that cannot be traced."""
+
+    def transformed(exchange: Exchange) -> Exchange:
+      return exchange._replace(
+        broadcast=transform(exchange.broadcast), server=transform(exchange.server)
+      )
+
+    def stage_of(stage: Stage) -> Stage:
+      exchanges = tuple(map(transformed, stage.exchanges))
+      return stage._replace(exchanges=exchanges, begin=transform(stage.begin))
+
+    return dataclasses.replace(
+      self,
+      stages=tuple(map(stage_of, self.stages)),
+      warm_up=tuple(map(stage_of, self.warm_up)),
+      closing=tuple(map(stage_of, self.closing)),
+      held_out=tuple(map(transformed, self.held_out)),
+      train_nll=transform(self.train_nll),
+    )
 
   def calibrate(self, state: ServerState, x: jax.Array, y: jax.Array) -> ServerState:
     """Runs the exchanges over held-out rows, x [N, D] and y [N], as of one client."""

@@ -16,15 +16,12 @@ import numpy as np
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated import placement as placement_lib
-from fedbnr_jax.federated.algorithm import FederatedAlgorithm
+from fedbnr_jax.federated.algorithm import FederatedAlgorithm, Transform
 from fedbnr_jax.federated.collectors import Collected, map_clients
-from fedbnr_jax.federated.exchange import Exchange, Message, Own, Stage
+from fedbnr_jax.federated.exchange import Exchange, Message, Own
 from fedbnr_jax.federated.federation import Federation, Rows
 from fedbnr_jax.federated.placement import Placement
 from fedbnr_jax.federated.state import RoundInfo, State
-
-# Such as jax.jit: (function, **options) -> function.
-Transform = Callable[..., Callable[..., Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,31 +150,8 @@ def streamed(
     raise InputError(f"the chunk size must be at least 1, got {chunk_size}.")
   chunk_size = placement_lib.round_up(chunk_size, algorithm.placement.num_devices)
   if transform is not None:
-    algorithm = _server_parts(algorithm, transform)
+    algorithm = algorithm.with_server_parts(transform)
   return StreamedRound(algorithm, chunk_size, transform)
-
-
-def _server_parts(
-  algorithm: FederatedAlgorithm, transform: Transform
-) -> FederatedAlgorithm:
-  """Transforms what the server computes; clients are transformed by the chunk."""
-
-  def stage_of(stage: Stage) -> Stage:
-    exchanges = tuple(
-      exchange._replace(
-        broadcast=transform(exchange.broadcast), server=transform(exchange.server)
-      )
-      for exchange in stage.exchanges
-    )
-    return stage._replace(exchanges=exchanges, begin=transform(stage.begin))
-
-  return dataclasses.replace(
-    algorithm,
-    stages=tuple(map(stage_of, algorithm.stages)),
-    warm_up=tuple(map(stage_of, algorithm.warm_up)),
-    closing=tuple(map(stage_of, algorithm.closing)),
-    train_nll=transform(algorithm.train_nll),
-  )
 
 
 def _chunks(
