@@ -184,7 +184,7 @@ def check(config: ml_collections.ConfigDict, dataset: Dataset) -> Experiment:
   Raises:
     InputError: If it cannot do what the config asks for, or the data cannot be used.
   """
-  _check_fields(config)
+  check_fields(config)
   first, *_ = _listed(config.auto.kernels)
   plain = Candidate("standard", first).config(config)
   # Sizes follow from the rows, which are not counted yet.
@@ -193,8 +193,8 @@ def check(config: ml_collections.ConfigDict, dataset: Dataset) -> Experiment:
   return _built(plain, dataset)
 
 
-def _check_fields(config: ml_collections.ConfigDict) -> None:
-  """Raises InputError for what `auto` cannot do."""
+def check_fields(config: ml_collections.ConfigDict) -> None:
+  """Raises InputError for what `auto` cannot do, whatever the data is."""
   if config.num_seeds > 1:
     raise InputError(
       "method 'auto' chooses for one seed: leave config.num_seeds at 1, or train the "
