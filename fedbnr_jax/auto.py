@@ -200,7 +200,7 @@ def check(config: ml_collections.ConfigDict, build: Build) -> Task:
   Raises:
     InputError: If it cannot do what the config asks for, or the data cannot be used.
   """
-  _check_fields(config)
+  check_fields(config)
   first, *_ = _listed(config.auto.kernels)
   plain = Candidate("standard", first).config(config)
   # Sizes follow from the rows, which are not counted yet.
@@ -209,8 +209,8 @@ def check(config: ml_collections.ConfigDict, build: Build) -> Task:
   return build(plain)
 
 
-def _check_fields(config: ml_collections.ConfigDict) -> None:
-  """Raises InputError for what `auto` cannot do."""
+def check_fields(config: ml_collections.ConfigDict) -> None:
+  """Raises InputError for what `auto` cannot do, whatever the data is."""
   if config.num_seeds > 1:
     raise InputError(
       "method 'auto' chooses for one seed: leave config.num_seeds at 1, or train the "

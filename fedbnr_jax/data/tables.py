@@ -114,7 +114,7 @@ def parse_features(
   raw: pd.DataFrame,
   numeric: Sequence[str],
   categorical: Sequence[str],
-  missing: str = "error",
+  missing: str | None = "error",
 ) -> pd.DataFrame:
   """Parses the features of rows to predict, with the column kinds of the training.
 
@@ -122,7 +122,8 @@ def parse_features(
     raw: A raw frame of N rows, with these columns and possibly others.
     numeric: Columns that must hold numbers.
     categorical: Columns to treat as categories.
-    missing: "error" to refuse missing cells, "impute" to keep them.
+    missing: "error" to refuse missing cells, "impute" to keep them; None to refuse
+      them where nobody can choose to keep them.
 
   Returns:
     `[N, columns]` the named columns, as float64 and as strings.

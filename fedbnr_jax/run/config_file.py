@@ -27,12 +27,28 @@ def read(path: str | os.PathLike[str]) -> ml_collections.ConfigDict:
   Raises:
     InputError: If a field is missing, or has a value that no run can have.
   """
-  content = read_object(path)
+  return from_json(read_object(path), path)
+
+
+def from_json(
+  content: dict[str, Any], path: str | os.PathLike[str], *, choice: bool = False
+) -> ml_collections.ConfigDict:
+  """Checks a config that was read from a file.
+
+  Args:
+    content: Its fields.
+    path: The file, for messages.
+    choice: Whether the method may still be left open, as "auto".
+
+  Raises:
+    InputError: If a field is missing, or has a value that no run can have.
+  """
   _require_fields(content, config_lib.base().to_dict(), path)
   config = ml_collections.ConfigDict(content)
   try:
     config_checks.validate(config)
-    algorithms.method(config.method)
+    if not (choice and config.method == config_lib.AUTO):
+      algorithms.method(config.method)
   except InputError as error:
     raise InputError(f"{path} cannot be right: {error} Restore it.") from error
   return config
