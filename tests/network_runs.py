@@ -160,7 +160,7 @@ def simulation_config(some: Federation) -> ml_collections.ConfigDict:
 
 
 def simulation(some: Federation, chosen=None) -> Experiment:
-  """The simulation on the same rows and splits, by the agreed config or a chosen one."""
+  """The simulation on the same rows and splits, by the agreed config or another."""
   used = simulation_config(some) if chosen is None else chosen
   return experiment_lib.build(used, pooled(some).dataset)
 

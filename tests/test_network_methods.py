@@ -37,8 +37,8 @@ def test_auto_chooses_and_trains_as_in_the_simulation(tmp_path):
     tmp_path, sizes=runs.FEW, method="auto", auto__kernels="linear"
   )
   # A run that was stopped after its choice does not choose again.
+  transport = runs.StopsAt(some.transport(), 300)
   with pytest.raises(runs.StopError):
-    transport = runs.StopsAt(some.transport(), 300)
     coordinator.run(some.agreement, transport, tmp_path / "run")
   found = coordinator.run(some.agreement, some.transport(), tmp_path / "run")
   choice = auto.choose(

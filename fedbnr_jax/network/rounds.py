@@ -20,7 +20,6 @@ from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.sums import Sums
 from fedbnr_jax.run.program import Program, Stepped
 
-
 _scores = jax.jit(metrics.scores)
 
 
