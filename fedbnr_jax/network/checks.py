@@ -96,7 +96,7 @@ def require_whole(counts: Any, what: str, most: float = math.inf) -> None:
 
 def require_rows(count: Any, known: Known) -> None:
   """Raises InputError unless a count of rows is what was told."""
-  require_whole(count, "rows", known.most_rows)
+  require_whole(count, "rows", known.most_rows if known.rows is None else math.inf)
   if known.rows is not None and abs(float(count) - known.rows) > _WHOLE:
     raise InputError(f"has {float(count):.0f} rows instead of {known.rows:.0f}")
 
