@@ -39,25 +39,28 @@ class Rule:
     fault: One of `FAULTS`, or a change of the answer.
     kind: Of messages that it befalls, such as "ask"; "" for any.
     question: Which question they ask; "" for any.
-    after: How many of them are let through before.
-    times: How many of them it befalls then.
+    number: Which exchange; None for any.
+    round: In which round of a training; 0 for any.
+    times: How many messages it befalls.
   """
 
   site: str
   fault: str | Change
   kind: str = "ask"
   question: str = ""
-  after: int = 0
+  number: int | None = None
+  round: int = 0
   times: int = 1
-  seen: int = 0
 
-  def befalls(self, site: str, head: Mapping[str, object]) -> bool:
-    """Whether it is time; counts the messages that it could befall."""
+  def befalls(self, site: str, head: Mapping[str, object], round_: int) -> bool:
+    """Whether it is time; counts how often it was."""
     fits = site == self.site and self.kind in ("", head.get("kind"))
-    if not fits or self.question not in ("", head.get("question")):
+    fits = fits and self.question in ("", head.get("question"))
+    fits = fits and self.number in (None, head.get("number"))
+    if not fits or self.round not in (0, round_) or not self.times:
       return False
-    self.seen += 1
-    return self.after < self.seen <= self.after + self.times
+    self.times -= 1
+    return True
 
 
 class FaultyTransport:
@@ -74,6 +77,7 @@ class FaultyTransport:
     """
     self._start = dict(start)
     self.rules = list(rules)
+    self.round = 0  # As `update` is told.
     self.running: dict[str, Answer] = {}
     self.late: dict[str, list[bytes]] = {name: [] for name in start}
     # All that the server could have kept: (site, message, answer), in order.
@@ -84,6 +88,21 @@ class FaultyTransport:
   @property
   def sites(self) -> tuple[str, ...]:
     return tuple(self._start)
+
+  # A coordinator's progress, by which rounds are known.
+
+  def trying(self, name: str) -> None:
+    del name
+
+  def start(self, task: object, rounds_done: int, num_runs: int) -> None:
+    del task, num_runs
+    self.round = rounds_done + 1
+
+  def update(self, record: Mapping[str, object]) -> None:
+    self.round = int(record["round"]) + 1
+
+  def close(self) -> None:
+    self.round = 0
 
   def restart(self, *names: str) -> None:
     """Starts sites from their disks; what they had in memory is gone."""
@@ -102,7 +121,8 @@ class FaultyTransport:
 
   def _ask(self, name: str, data: bytes) -> bytes | Failure:
     head = protocol.decode(data).head
-    fault = next((r.fault for r in self.rules if r.befalls(name, head)), None)
+    befall = (r.fault for r in self.rules if r.befalls(name, head, self.round))
+    fault = next(befall, None)
     if fault == "restart":
       self.restart(name)
     if fault == "kill":
