@@ -13,6 +13,7 @@ import numpy as np
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.network import protocol
 from fedbnr_jax.network.transport import Answer, Failure
+from tests.runs import StopError
 
 # A fault is one of these, or a function that changes the answer of a site.
 FAULTS = (
@@ -78,6 +79,8 @@ class FaultyTransport:
     self._start = dict(start)
     self.rules = list(rules)
     self.round = 0  # As `update` is told.
+    self.deadly = False  # Whether the server is killed at each message that is new.
+    self._known: set[bytes] = set()
     self.running: dict[str, Answer] = {}
     self.late: dict[str, list[bytes]] = {name: [] for name in start}
     # All that the server could have kept: (site, message, answer), in order.
@@ -109,6 +112,9 @@ class FaultyTransport:
     for name in names:
       self.running[name] = self._start[name]()
 
+  def restart_dead(self) -> None:
+    self.restart(*(name for name in self._start if name not in self.running))
+
   def kill(self, *names: str) -> None:
     for name in names:
       self.running.pop(name, None)
@@ -117,7 +123,15 @@ class FaultyTransport:
     self, messages: Mapping[str, bytes], seconds: float
   ) -> dict[str, bytes | Failure]:
     del seconds
-    return {name: self._ask(name, data) for name, data in messages.items()}
+    new = set(messages.values()) - self._known
+    self._known |= new
+    if not (self.deadly and new):
+      return {name: self._ask(name, data) for name, data in messages.items()}
+    # Every other time when all sites have answered, else half of them.
+    reached = list(messages)[len(self._known) % 2 * len(messages) // 2 :]
+    for name in reached:
+      self._ask(name, messages[name])
+    raise StopError
 
   def _ask(self, name: str, data: bytes) -> bytes | Failure:
     head = protocol.decode(data).head

@@ -3,6 +3,8 @@
 import functools
 import json
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ from configs import csv
 from fedbnr_jax.network import agreement as agreement_lib
 from fedbnr_jax.network import schema as schema_lib
 from fedbnr_jax.network.identity import PrivateIdentity
+from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.schema import Quantity, Schema
 from fedbnr_jax.network.site import Site
 
@@ -67,6 +70,22 @@ def config(**fields: object):
   return made
 
 
+# (what is asked, the answer) -> what is said instead.
+Lie = Callable[[Question, Any], Any]
+
+
+class LyingSite(Site):
+  """A site whose program was changed: it masks and sends what its rows do not say."""
+
+  def __init__(self, lie: Lie, *given: Any) -> None:
+    super().__init__(*given)
+    self._lie = lie
+
+  def _tree(self, asked: Question) -> tuple[Any, str]:
+    tree, what = super()._tree(asked)
+    return self._lie(asked, tree), what
+
+
 class Federation:
   """An agreement, and sites that can be started again from their folders."""
 
@@ -77,6 +96,7 @@ class Federation:
     made = config() if made is None else made
     self.agreement = agreement_lib.make(made, SCHEMA, members, **options)
     self.sites: dict[str, Site] = {}  # As they run now.
+    self.lies: dict[str, Lie] = {}  # What some sites say instead of their answers.
 
   def start(self, name: str):
     """Starts a site; returns how it answers."""
@@ -85,7 +105,8 @@ class Federation:
     if not seed.exists():  # In all tests a site splits its rows alike.
       seed.parent.mkdir(parents=True)
       seed.write_text(json.dumps({"seed": f"{self.names.index(name):x}"}))
-    site = Site(self.folder / name, name, self.agreement, rows, identity(name))
+    given = (self.folder / name, name, self.agreement, rows, identity(name))
+    site = LyingSite(self.lies[name], *given) if name in self.lies else Site(*given)
     self.sites[name] = site
     return site.answer
 

@@ -6,6 +6,7 @@ that; they are back in the next one. With masks nobody sees a part of a sum, and
 cannot be right is seen in the sum alone.
 """
 
+import functools
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -144,44 +145,20 @@ class Sums:
     run = run_digest(self.members.agreement.digest(), self.members.run)
     self._require_enough(self.present, question)
     begun = self._attempts.begin(run, question.digest(), self.present)
-    size, tried = self.answers.size(question), 0
-
-    def ask_masks(attempt: Attempt, missing: Sequence[str]) -> dict[str, bytes]:
-      self._require_enough(attempt.members, question)
-      head = {"kind": "ask", "attempt": attempt.as_note(), **question.head()}
-      answers = {}
-      final = begun.revealing  # Then nobody can be left out any more.
-      for name, reply in self._answers(missing, head, question, final).items():
-        try:
-          answers[name] = _masked_bytes(name, reply, attempt, size)
-        except InputError as error:
-          if final:
-            raise stopped({name: self._wrong(question, error)}, _FINAL) from error
-          self._leave_out(name, self._wrong(question, error), question)
-      return answers
-
-    def ask_reveals(
-      attempt: Attempt, receipts: Mapping[str, str], missing: Sequence[str]
-    ) -> dict[str, bytes]:
-      nonlocal tried
-      time.sleep(self._pause if tried else 0.0)
-      tried += 1
-      known = {"attempt": attempt.as_note(), "receipts": dict(receipts)}
-      message = self.members.message({"kind": "reveal", **known})
-      replies = self.members.ask(dict.fromkeys(missing, message))
-      return {
-        name: reply.arrays[0].tobytes()
-        for name, reply in replies.items()
-        if isinstance(reply, Message) and len(reply.arrays) == 1
-      }
-
-    vector, total = masked_sum.collect(
-      masked_sum.MaskedSum(begun.attempt, size, begun.revealing),
-      ask_masks,
-      ask_reveals,
-      self._attempts.note,
-      _TRIES,
-    )
+    size = self.answers.size(question)
+    why: dict[str, str] = {}  # Members have not revealed, by name.
+    try:
+      vector, total = masked_sum.collect(
+        masked_sum.MaskedSum(begun.attempt, size, begun.revealing),
+        functools.partial(self._ask_masks, question, begun.revealing),
+        functools.partial(self._ask_reveals, why),
+        self._attempts.note,
+        _TRIES,
+      )
+    except InputError as error:
+      if not why:
+        raise
+      raise stopped(why, str(error).rstrip(".")) from error
     members = total.attempt.members
     try:
       self.answers(members, vector, question)
@@ -195,6 +172,42 @@ class Sums:
     for name in set(self.present) - set(members):
       self._leave_out(name, "did not answer before others had revealed", question)
     return Summed(vector, members)
+
+  def _ask_masks(
+    self, question: Question, final: bool, attempt: Attempt, missing: Sequence[str]
+  ) -> dict[str, bytes]:
+    """Asks for masked messages; `final` says that nobody can be left out any more."""
+    self._require_enough(attempt.members, question)
+    head = {"kind": "ask", "attempt": attempt.as_note(), **question.head()}
+    size, answers = self.answers.size(question), {}
+    for name, reply in self._answers(missing, head, question, final).items():
+      try:
+        answers[name] = _masked_bytes(name, reply, attempt, size)
+      except InputError as error:
+        if final:
+          raise stopped({name: self._wrong(question, error)}, _FINAL) from error
+        self._leave_out(name, self._wrong(question, error), question)
+    return answers
+
+  def _ask_reveals(
+    self,
+    why: dict[str, str],
+    attempt: Attempt,
+    receipts: Mapping[str, str],
+    missing: Sequence[str],
+  ) -> dict[str, bytes]:
+    """Asks for the seeds of own masks; `why` is told which do not come."""
+    time.sleep(self._pause if why else 0.0)
+    known = {"attempt": attempt.as_note(), "receipts": dict(receipts)}
+    message = self.members.message({"kind": "reveal", **known})
+    seeds = {}
+    for name, reply in self.members.ask(dict.fromkeys(missing, message)).items():
+      if isinstance(reply, Failure):
+        why[name] = reply.reason
+      elif len(reply.arrays) == 1:
+        seeds[name] = reply.arrays[0].tobytes()
+        why.pop(name, None)
+    return seeds
 
   # -------------------------------------------------------------------- who is in it
 
