@@ -11,7 +11,7 @@ from fedbnr_jax import membership, model, posterior, precision
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.network import changes, site, site_rows
 from fedbnr_jax.network import schema as schema_lib
-from fedbnr_jax.network.changes import Group
+from fedbnr_jax.network.group_sum import Group
 from fedbnr_jax.network.transport import InProcess
 from tests import site_federation
 from tests.faulty_transport import FaultyTransport, Rule
@@ -41,7 +41,7 @@ def trained(tmp_path_factory):
 def run(trained):
   """The same, without changes since its training."""
   yield trained
-  for name in ("posterior.npz", "posterior.before.npz"):
+  for name in ("posterior.npz", "posterior.before.npz", "network/sums_read.json"):
     (trained.folder.path / name).unlink(missing_ok=True)
 
 
@@ -103,10 +103,10 @@ def test_three_join_under_masks_and_leave_as_they_came(run):
 
 def test_who_leaves_alone_or_leaves_few_behind_must_agree_to_be_seen(run):
   alone = _group(run, ["south"], masking=False)
-  with pytest.raises(InputError, match="statistics of 'south', alone or of two"):
+  with pytest.raises(InputError, match="see what 'south' adds up to, alone or with"):
     _change(run, remove=[alone])
   three = _group(run, ["east", "north", "west"])
-  with pytest.raises(InputError, match="statistics of 'south', alone or of two"):
+  with pytest.raises(InputError, match="see what 'south' adds up to, alone or with"):
     _change(run, remove=[three])
   assert not run.folder.posterior.exists()
   expected = _pooled(run, remove=["south"])
@@ -119,7 +119,7 @@ def test_who_leaves_alone_or_leaves_few_behind_must_agree_to_be_seen(run):
 
 def test_who_joins_alone_must_agree_to_be_seen(run):
   alone = _group(run, ["moor"], masking=False)
-  with pytest.raises(InputError, match="statistics of 'moor', alone or of two"):
+  with pytest.raises(InputError, match="see what 'moor' adds up to, alone or with"):
     _change(run, add=[alone])
   done = _change(run, add=[alone], seen=["moor"])
   assert "moor" in done.sites
@@ -128,12 +128,15 @@ def test_who_joins_alone_must_agree_to_be_seen(run):
 
 
 def test_a_group_of_which_a_site_does_not_answer_changes_nothing(run):
-  rules = [Rule("hill", "lose", question="exchange")]
-  with pytest.raises(InputError, match="site 'hill' does not answer"):
-    _change(run, add=[_group(run, COMERS, rules)])
   wrong = _group(run, (*COMERS, "moor"), min_sites=3)
   with pytest.raises(InputError, match="two tries at it would show a part"):
     _change(run, add=[wrong])
+  rules = [Rule("hill", "lose", question="exchange")]
+  with pytest.raises(InputError, match="site 'hill' does not answer"):
+    _change(run, add=[_group(run, COMERS, rules)])
+  # With one more, the sum of these three and of the four would show it.
+  with pytest.raises(InputError, match="see what 'moor' adds up to, alone or with"):
+    _change(run, add=[_group(run, (*COMERS, "moor"))])
   members = _group(run, ["east", "fjord", "hill"])
   with pytest.raises(InputError, match="'east', or one of the same identity, is in"):
     _change(run, add=[members])

@@ -14,50 +14,33 @@ import os
 import pathlib
 import secrets
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from fedbnr_jax import ledger_file, membership, model, precision
-from fedbnr_jax.algorithms import last_layer
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors, read_object
 from fedbnr_jax.gp.blr import SufficientStats
 from fedbnr_jax.ledger import Ledger, emptied, is_finite, less, make_part
 from fedbnr_jax.lock import alone_in
 from fedbnr_jax.names import listing
-from fedbnr_jax.network import parts, site_model, vectors
+from fedbnr_jax.network import group_sum, site_model
 from fedbnr_jax.network.agreement import Agreement
-from fedbnr_jax.network.attempt import FEWEST
+from fedbnr_jax.network.group_sum import Group
 from fedbnr_jax.network.members import SECONDS, Members, stopped
-from fedbnr_jax.network.question import Question
-from fedbnr_jax.network.site import training_digest
-from fedbnr_jax.network.sums import PAUSE, Sums
-from fedbnr_jax.network.transport import Transport
-from fedbnr_jax.run.records import RunFolder, as_json
+from fedbnr_jax.network.sums import PAUSE
+from fedbnr_jax.network.sums_read import ReadSum, SumsRead
+from fedbnr_jax.run.records import RunFolder
 
+_READ = "sums_read.json"
 _NO_TAGS = np.zeros(0, np.uint64)  # No row of a site is known here.
 
 
-class Group(NamedTuple):
-  """Sites that join or leave together.
-
-  Attributes:
-    agreement: Of these sites alone, with all of them needed for a sum.
-    transport: Reaches them; None where a group that has joined leaves as a whole.
-  """
-
-  agreement: Agreement
-  transport: Transport | None = None
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """Names of its sites, in order."""
-    return tuple(sorted(self.agreement.members))
+# Asks a group for the sum of its statistics.
+Ask = Callable[[Group], SufficientStats]
 
 
 class ChangedSites(NamedTuple):
@@ -109,15 +92,22 @@ def change_sites(
     _require_run(folder, trained, agreement)
     ledger = _ledger(folder, trained)
     groups = _groups(agreement, trained, ledger)
-    limits = _Limits(seconds, pause)
+    trained_on = tuple(_trained_on(agreement, trained))
+    read = SumsRead(folder.network / _READ, ReadSum(trained_on, agreement.masking))
+
+    def ask(group: Group) -> SufficientStats:
+      wanted = ReadSum(group.names, group.agreement.masking)
+      read.require_hidden(wanted, seen)
+      members = group_sum.reached(group, seconds)
+      read.note(wanted)
+      return group_sum.statistics(members, trained, pause)
+
     for group in remove:
-      _require_hidden(groups, group, seen, leaves=True)
-      ledger = _removed(ledger, groups, group, trained, limits)
+      ledger = _removed(ledger, groups, group, ask)
       groups = _groups(agreement, trained, ledger)
     for group in add:
       _require_new(groups, group)
-      _require_hidden(groups, group, seen, leaves=False)
-      ledger = _added(ledger, group, trained, limits)
+      ledger = _added(ledger, group, ask)
       groups = _groups(agreement, trained, ledger)
     fitted = membership.with_posterior(trained.state, ledger).server.posterior
     if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(fitted)):
@@ -129,16 +119,11 @@ def change_sites(
   scale = trained.preprocessor.target_std
   return ChangedSites(
     changes=ledger.changes,
-    sites=tuple(sorted(name for one in groups.values() for name in one.identities)),
+    sites=tuple(sorted(name for one in groups.values() for name in one)),
     num_rows=round(float(ledger.stats.count)),
     noise_std=float(fitted.noise_std) * scale,
     prior_std=float(fitted.prior_std) * scale,
   )
-
-
-class _Limits(NamedTuple):
-  seconds: float
-  pause: float
 
 
 def deliver(
@@ -177,28 +162,28 @@ def deliver(
 # -------------------------------------------------------------------- who is in a model
 
 
-class _In(NamedTuple):
-  """Sites whose rows are in a model as one sum."""
+# Sites whose rows are in a model as one sum: public identities as PEM, by name.
+_In = Mapping[str, str]
 
-  identities: Mapping[str, str]  # By name, the public identity as PEM.
-  masked: bool  # Whether nobody has seen their parts.
+
+def _trained_on(agreement: Agreement, trained: model.Model) -> _In:
+  """Finds the sites that were in at the model's best round."""
+  record = trained.records[int(trained.scores["best_round"]) - 1]
+  return {n: pem for n, pem in agreement.members.items() if record[f"in_{n}"]}
 
 
 def _groups(
   agreement: Agreement, trained: model.Model, ledger: Ledger
 ) -> dict[str, _In]:
   """Finds who is in a model, by the tables of its ledger."""
-  record = trained.records[int(trained.scores["best_round"]) - 1]
-  there = {n: pem for n, pem in agreement.members.items() if record[f"in_{n}"]}
-  found = {"": _In(there, agreement.masking)}
+  found = {"": _trained_on(agreement, trained)}
   for change in ledger.changes:
     sites, table = change["sites"], change["table"]
     if change["action"] == "add":
-      found[table] = _In(sites, change["masked"])
+      found[table] = sites
     else:
-      left = {n: p for n, p in found[table].identities.items() if n not in sites}
-      found[table] = found[table]._replace(identities=left)
-  return {table: one for table, one in found.items() if one.identities}
+      found[table] = {n: p for n, p in found[table].items() if n not in sites}
+  return {table: one for table, one in found.items() if one}
 
 
 def _table_of(groups: Mapping[str, _In], group: Group) -> str:
@@ -208,7 +193,7 @@ def _table_of(groups: Mapping[str, _In], group: Group) -> str:
     InputError: If its sites are not in, or not in one sum.
   """
   for table, one in groups.items():
-    if dict(group.agreement.members).items() <= dict(one.identities).items():
+    if dict(group.agreement.members).items() <= dict(one).items():
       return table
   raise InputError(
     f"sites {listing(group.names)} are not in the model as one group: let those leave "
@@ -220,38 +205,11 @@ def _require_new(groups: Mapping[str, _In], group: Group) -> None:
   """Raises InputError if a site that joins is in already."""
   for one in groups.values():
     for name, pem in group.agreement.members.items():
-      if name in one.identities or pem in one.identities.values():
+      if name in one or pem in one.values():
         raise InputError(
           f"site {name!r}, or one of the same identity, is in the model already: a row "
           "counts once. Nothing is changed."
         )
-
-
-def _require_hidden(
-  groups: Mapping[str, _In], group: Group, seen: Sequence[str], *, leaves: bool
-) -> None:
-  """Raises InputError if a site would be seen whose people have not agreed to it."""
-  federation_masks = any(one.masked for one in groups.values())
-  shown: set[str] = set()
-  if not group.agreement.masking and federation_masks:
-    shown |= set(group.names)
-  if leaves:
-    one = groups[_table_of(groups, group)]
-    if one.identities.keys() == set(group.names):
-      return  # Its sum is known, and nobody is asked.
-    rest = one.identities.keys() - set(group.names)
-    if one.masked and len(rest) < FEWEST:
-      shown |= rest
-    if not one.masked:
-      shown = set()
-  if shown - set(seen):
-    raise InputError(
-      f"the server would see the statistics of {listing(sorted(shown - set(seen)))}, "
-      "alone or of two: at a fixed kernel they are the difference of two sums. Let "
-      f"{FEWEST} or more sites join or leave together under masks, and {FEWEST} or "
-      "more remain; or name those in `seen` whose people agree to it. Nothing is "
-      "changed."
-    )
 
 
 # -------------------------------------------------------------------------- the ledger
@@ -279,18 +237,17 @@ def _removed(
   ledger: Ledger,
   groups: Mapping[str, _In],
   group: Group,
-  trained: model.Model,
-  limits: _Limits,
+  ask: Ask,
 ) -> Ledger:
   """Drops a group that leaves as it came, or subtracts what its sites add up to."""
   table = _table_of(groups, group)
   ledger_parts = [ledger.training, *ledger.joined]
   index = [part.table for part in ledger_parts].index(table)
   before = ledger_parts[index]
-  if groups[table].identities.keys() == set(group.names):
+  if groups[table].keys() == set(group.names):
     after, rows = emptied(before), float(before.sums.count)
   else:
-    gone = _statistics(group, trained, limits)
+    gone = ask(group)
     who = f"what sites {listing(group.names)} add up to"
     after, rows = less(before, gone, _NO_TAGS, who), float(gone.count)
   ledger_parts[index] = after
@@ -303,11 +260,9 @@ def _removed(
   return _noted(ledger, "remove", table, group, rows)
 
 
-def _added(
-  ledger: Ledger, group: Group, trained: model.Model, limits: _Limits
-) -> Ledger:
+def _added(ledger: Ledger, group: Group, ask: Ask) -> Ledger:
   """Adds what the sites of a group add up to."""
-  stats = _statistics(group, trained, limits)
+  stats = ask(group)
   table = f"sites {', '.join(group.names)} ({len(ledger.changes) + 1})"
   part = make_part(table, stats, _NO_TAGS)
   if not is_finite(part):
@@ -327,56 +282,3 @@ def _noted(
     "masked": group.agreement.masking,
   }
   return ledger._replace(changes=(*ledger.changes, change))
-
-
-# ------------------------------------------------------------------------- the one sum
-
-
-def _statistics(group: Group, trained: model.Model, limits: _Limits) -> SufficientStats:
-  """Asks a group for the sum of its sites' statistics under the model's kernel."""
-  agreement = group.agreement
-  if group.transport is None:
-    raise InputError(f"there is no connection to sites {listing(group.names)}.")
-  if agreement.min_sites != len(agreement.members):
-    raise InputError(
-      "where sites join or leave, all of a group's sites are needed for its sum, or "
-      "two tries at it would show a part: make the agreement with min_sites "
-      f"{len(agreement.members)}. Nothing is changed."
-    )
-  run = secrets.token_hex(32)
-  members = Members(agreement, group.transport, run, limits.seconds)
-  cards, failed = members.greet()
-  if failed:
-    raise stopped(failed, "nothing is changed")
-  if agreement.masking:
-    members.hand_out_keys(cards)
-  config = ml_collections.ConfigDict(trained.config.to_dict())
-  config.num_clients = len(agreement.members)
-  own, record = as_json(config), trained.preprocessor.to_json()
-  training = training_digest(own, record)
-  members.begin(training, own, record)
-  with tempfile.TemporaryDirectory() as scratch:
-    sums = Sums(members, pathlib.Path(scratch), limits.pause)
-    sums.named(Question("counts"))
-    sums.answers.begin_training(training, config, trained.preprocessor)
-    number, down = _kernel_message(config, trained)
-    question = Question("exchange", training, number, (), vectors.to_arrays(down))
-    total = last_layer.statistics_of(sums.tree(question))
-  return jax.tree.map(np.asarray, total)
-
-
-def _kernel_message(
-  config: ml_collections.ConfigDict, trained: model.Model
-) -> tuple[int, Any]:
-  """Finds the exchange that made the posterior; returns its number and down message."""
-  made = parts.of_config(config, config.num_clients, trained.preprocessor.num_inputs)
-  server = jax.tree.map(jnp.asarray, trained.state.server)
-  wanted = server.stats.moment.shape
-  numbers = [
-    number
-    for number, part in enumerate(made.exchanges)
-    if isinstance(part.up_like, last_layer.StatisticsMessage)
-    and part.up_like.moment.shape == wanted
-  ]
-  exchange = made.exchanges[numbers[-1]].exchange
-  return numbers[-1], exchange.broadcast(server, None)
