@@ -14,6 +14,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors, replacing
 from fedbnr_jax.run.records import RunFolder
 
+POSTERIOR = "posterior.npz"  # What of a model has changed since its training.
 _NAMES = (
   *("config.json", "data.json", "preprocessing.json", "clients.json"),
   *("candidates.json", "calibration.json", "metrics.csv", "report.html"),
@@ -37,7 +38,9 @@ def write(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
     InputError: If a file is none of a model's, or the folder cannot be written.
   """
   strangers = [
-    name for name in files if name not in (*_NAMES, _LAST) and not _is_checkpoint(name)
+    name
+    for name in files
+    if name not in (*_NAMES, POSTERIOR, _LAST) and not _is_checkpoint(name)
   ]
   if strangers:
     raise InputError(f"{strangers[0]!r} is no file of a model: it is not written.")
