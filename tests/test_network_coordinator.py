@@ -96,16 +96,20 @@ def test_another_agreement_is_refused(finished):
   assert_refused(lambda: _run(other), "choose another workdir")
 
 
-@pytest.mark.parametrize("masking", [False, True])
-def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bits(masking, tmp_path):
-  some = _federation(tmp_path / "whole", sizes=runs.FEW, masking=masking)
-  counting = runs.StopsAt(some.transport(), -1)
-  _run(some, counting)
-  wanted = _states(some)
-  assert counting.calls > 15
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "masked"])
+def whole(request, tmp_path_factory):
+  """A federation to which nothing has happened, and the states of its run."""
+  folder = tmp_path_factory.mktemp("whole")
+  some = _federation(folder, sizes=runs.FEW, masking=request.param)
+  _run(some)
+  return some, _states(some)
+
+
+def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bits(whole, tmp_path):
+  same, wanted = whole
   # Stopped in its preparation, in and between rounds and at the end; and each time the
   # sites are started anew, too.
-  stopped = _federation(tmp_path / "stopped", sizes=runs.FEW, masking=masking)
+  stopped = same._replace(folder=_federation(tmp_path).folder)
   num_stops = 0
   for number in (2, 4, 7, 9, 10, 11, 6, 12, 1000):
     try:
@@ -119,14 +123,11 @@ def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bits(masking, tmp_pa
   assert (history, records) == wanted[1:]
 
 
-@pytest.mark.parametrize("masking", [False, True])
-def test_a_site_that_is_restarted_during_the_run_goes_on(masking, tmp_path):
-  whole = _federation(tmp_path / "whole", sizes=runs.FEW, masking=masking)
-  _run(whole)
-  some = _federation(tmp_path / "some", sizes=runs.FEW, masking=masking)
+def test_a_site_that_is_restarted_during_the_run_goes_on(whole, tmp_path):
+  same, wanted = whole
+  some = same._replace(folder=_federation(tmp_path).folder)
   _run(some, _RestartsSites(some))
   arrays, history, records = _states(some)
-  wanted = _states(whole)
   assert_same_bits(arrays, wanted[0])
   assert (history, records) == wanted[1:]
 
