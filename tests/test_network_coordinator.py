@@ -8,7 +8,7 @@ import pytest
 
 import fedbnr_jax as fb
 from fedbnr_jax.network import coordinator
-from fedbnr_jax.run import journal
+from fedbnr_jax.run import checkpoints, journal
 from fedbnr_jax.run.records import RunFolder
 from tests import network_runs as runs
 from tests.runs import SUMMARY, StopError, assert_refused, assert_same_bits, timeless
@@ -80,6 +80,18 @@ def test_the_model_predicts_at_every_site_as_at_the_coordinator(finished):
   for name in runs.NAMES:
     at_site = fb.load(some.folder / name / "model").predict(new, warn=False)
     assert at_site.equals(predicted)
+
+
+def test_of_the_model_sites_get_the_best_round_alone(finished):
+  some, _ = finished
+  here, there = (
+    checkpoints.read(folder / "checkpoint" / "2.npz").arrays
+    for folder in (some.folder.parent / "run", some.folder / "north" / "model")
+  )
+  assert {*there} == {*here}
+  for name, array in there.items():
+    best = here["best." + name.partition(".")[2]]
+    assert array.tobytes() == best.tobytes(), name
 
 
 def test_a_finished_run_does_nothing(finished):
