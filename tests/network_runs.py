@@ -1,6 +1,7 @@
 """Small federations of real sites in this process, and the simulation of the same."""
 
 import functools
+import json
 import pathlib
 import secrets
 from typing import NamedTuple
@@ -49,7 +50,7 @@ def config(**fields: object) -> ml_collections.ConfigDict:
     result = csv.get_config()
     result.data.update(calibration=0.0, calibration_folds=0)
   else:
-    network = fields["method"] in ("fedavg", "fedprox")
+    network = fields["method"] in ("fedavg", "fedprox", "pfedgp", "fedloc")
     result = tiny(kernel="deep" if network else "gaussian")
     usual = base()
     result.num_clients, result.data.num_rows = usual.num_clients, usual.data.num_rows
@@ -118,7 +119,11 @@ class Federation(NamedTuple):
 def federation(
   folder: pathlib.Path, schema: Schema = SCHEMA, sizes=None, **options
 ) -> Federation:
-  """Three sites with folders of their own."""
+  """Three sites with folders of their own, which split their rows alike every time."""
+  for seed, name in enumerate(NAMES):
+    path = folder / "sites" / name / "split.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"seed": f"{seed:x}"}))
   return Federation(
     agreement(schema, **options), folder / "sites", tables(schema, sizes)
   )
@@ -169,7 +174,9 @@ def trained(some: Federation, transport=None) -> training.Result:
   """What the sites train together, without the files of a run."""
   reached = some.transport() if transport is None else transport
   members = Members(some.agreement, reached, secrets.token_hex(32))
-  members.greet()
+  cards, _ = members.greet()
+  if some.agreement.masking:
+    members.hand_out_keys(cards)
   sums = Sums(members, some.folder.parent / "network")
   task = preparation.prepare(
     ml_collections.ConfigDict(some.agreement.config.to_dict()), sums

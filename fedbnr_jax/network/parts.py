@@ -31,8 +31,8 @@ class Part:
 
   exchange: Exchange
   down_like: Any  # Shapes and types of the down message.
-  own_like: Any  # Of what one client keeps.
-  rows_like: Any  # Of one row of padding.
+  own_like: Any  # Those of what one client keeps.
+  rows_like: Any  # Those of one row of padding.
 
   @property
   def name(self) -> str:
@@ -62,8 +62,11 @@ class Parts:
     model_like: Shapes and types of what `model_of` leaves of a server's state.
     algorithm: The method; what the server computes is compiled.
     init: Makes the server's state, from the key and what is known of the inputs.
+    start: Makes what one client keeps, from the key, its number and its rows.
+    keeps: Whether clients keep anything, and so have models of their own.
     model: `model_of`.
-    predict: Mean and variance [N] of x [N, D] under a message that holds a model.
+    predict: Mean and variance [N] of x [N, D] under a message that holds a model, and
+      what the client keeps.
     score: Sums by which mean, variance and targets [N] are scored.
   """
 
@@ -72,6 +75,8 @@ class Parts:
   model_like: ServerState
   algorithm: FederatedAlgorithm
   init: Callable[[chex.PRNGKey, Any], ServerState]
+  start: Callable[[chex.PRNGKey, jax.Array, Rows], Any]
+  keeps: bool
   model: Callable[[ServerState], ServerState]
   predict: Callable[..., Any]
   score: Callable[..., metrics.ScoreSums]
@@ -138,12 +143,12 @@ def _of_key(key: str, num_clients: int, num_inputs: int) -> Parts:
   def init(key: chex.PRNGKey, inputs: Any) -> ServerState:
     return plain.init_server(key, num_clients, rows, inputs)
 
-  def own(key: chex.PRNGKey) -> Any:
-    number = jnp.zeros((), jnp.int32)
+  def start(key: chex.PRNGKey, number: jax.Array, rows: Rows) -> Any:
     return plain.init_client(key, number, num_clients, rows, inputs)
 
   state = jax.eval_shape(init, jax.random.key(0), inputs)
-  own_like = jax.eval_shape(own, jax.random.key(0))
+  number = jnp.zeros((), jnp.int32)
+  own_like = jax.eval_shape(start, jax.random.key(0), number, rows)
 
   # Rows to score by have targets in the type of the statistics.
   scored = rows.replace(y=rows.y.astype(blr.statistics_dtype()))
@@ -152,8 +157,11 @@ def _of_key(key: str, num_clients: int, num_inputs: int) -> Parts:
     down = jax.eval_shape(lambda state: exchange.broadcast(state, None), state)
     return Part(exchange, down, own_like, rows)
 
-  def predict(model: ServerState, x: jax.Array) -> Any:
-    return plain.predict(State(of_model(model)), x)
+  def predict(model: ServerState, own: Any, x: jax.Array) -> Any:
+    # As of a federation of this client alone.
+    state = State(of_model(model), jax.tree.map(lambda leaf: leaf[None], own))
+    mean, variance = plain.predict(state, x)
+    return mean.reshape(len(x)), variance.reshape(len(x))
 
   return Parts(
     tuple(part(exchange, rows) for exchange in plain.exchanges),
@@ -161,6 +169,8 @@ def _of_key(key: str, num_clients: int, num_inputs: int) -> Parts:
     jax.eval_shape(model_of, state),
     plain.with_server_parts(jax.jit),
     jax.jit(init),
+    jax.jit(start),
+    bool(jax.tree.leaves(own_like)),
     jax.jit(model_of),
     jax.jit(predict),
     jax.jit(metrics.score_sums),
