@@ -9,11 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 
+from fedbnr_jax.files import cache_folder
 from fedbnr_jax.lock import alone_in
 from fedbnr_jax.network import engine_files
 from fedbnr_jax.network.kits import Kit
 
 _END_SECONDS = 5.0
+# Programs, also small ones: a site compiles anew in each job.
+_KEEP_COMPILED = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
 _SCREEN = "engine.txt"  # What the engine prints; its log is log.txt.
 
 
@@ -28,7 +31,8 @@ class EngineProcess:
     """Starts the engine."""
     arguments = engine_files.start_arguments(self.kit.plan, str(self.kit.folder))
     command = [sys.executable, "-u", "-m", "fedbnr_jax.network.started", *arguments]
-    environment = os.environ | {"PYTHONPATH": _search_path()}
+    environment = _KEEP_COMPILED | os.environ | {"PYTHONPATH": _search_path()}
+    environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache_folder() / "xla"))
     # A variable could bring other settings than those of the kit.
     environment = {k: v for k, v in environment.items() if not k.startswith("NVFL")}
     self._end_old_jobs()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from fedbnr_jax import files
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
 from fedbnr_jax.network import agreement as agreements
@@ -20,6 +21,7 @@ from fedbnr_jax.network.agreement import Agreement
 from fedbnr_jax.network.kits import Kit
 from fedbnr_jax.network.primitives import network_extra
 from fedbnr_jax.network.transport import Transport
+from fedbnr_jax.run.records import RunFolder
 
 if TYPE_CHECKING:
   from fedbnr_jax.network.engine import Control
@@ -75,6 +77,17 @@ def coordinate(
   from fedbnr_jax.network import coordinator
 
   coordinator.run(agreements.read(federation), transport, workdir, seconds=seconds)
+
+
+def results(workdir: str | os.PathLike[str]) -> list[str]:
+  """Returns lines on what came out of a finished run."""
+  from fedbnr_jax.report import run as report
+
+  folder = RunFolder(workdir)
+  return [
+    report.summary_text(files.read_object(folder.finished)),
+    f"{folder.report} has scores, pictures and settings; each site has the model",
+  ]
 
 
 def run(
