@@ -263,7 +263,9 @@ def _check_finite(
   validation: Scores,
   test: Scores,
 ) -> None:
-  bad = np.flatnonzero(info.answered & ~np.isfinite(info.client_loss))
+  bad = np.zeros(0, int)
+  if not isinstance(info.client_loss, tuple):  # Else reports stay with the clients.
+    bad = np.flatnonzero(info.answered & ~np.isfinite(info.client_loss))
   if bad.size:
     raise NonFiniteError(
       f"round {number}: the loss of {task.client_names[bad[0]]} is not finite "
