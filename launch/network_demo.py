@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 import ml_collections
 import numpy as np
 import pandas as pd
-from fedbnr_jax.network.sent import SUM
 
 from fedbnr_jax import model
 from fedbnr_jax.data.synthetic import bumps
@@ -25,6 +24,7 @@ from fedbnr_jax.network import (
   schema_proposal,
   serving,
 )
+from fedbnr_jax.network.sent import SUM
 from fedbnr_jax.run import config as config_lib
 
 Say = Callable[[str], None]
