@@ -29,6 +29,7 @@ from fedbnr_jax.network.transport import Answer, Failure
 
 _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5  # Between two looks at who is connected, while waiting.
+_NEARLY = 0.9  # The engine's clock is not this one.
 _SESSION_SECONDS = 5.0
 
 
@@ -85,7 +86,8 @@ class ServerSide:
     folder = pathlib.Path(collab.workspace.get_root_dir())
     proxies = {proxy.name: proxy for proxy in collab.clients}
     sites = kits.opened(folder).plan.sites
-    side.run_server_program(folder, EngineTransport(sites, proxies, folder))
+    transport = EngineTransport(sites, proxies, folder)
+    side.run_server_program(folder, transport, transport.lost)
 
 
 class EngineTransport:
@@ -100,11 +102,15 @@ class EngineTransport:
       sites: Names of all sites, also of those that are not there.
       proxies: The engine's, by name of the site.
       folder: Of the server's kit, where `serve` keeps note of who is connected.
+
+    Attributes:
+      lost: Sites that a message could not be carried to, or whose answer did not come.
     """
     self.sites = tuple(sites)
     self._proxies = dict(proxies)
     self._folder = folder
     self._began = side.connected(folder)
+    self.lost: set[str] = set()
     self._gone: set[str] = set()
     # A call that has timed out here may still hold its thread.
     self._threads = concurrent.futures.ThreadPoolExecutor(
@@ -121,11 +127,22 @@ class EngineTransport:
       if name in self._proxies and name not in self._gone
     }
     self._wait(calls)
-    return {name: self._result(name, calls, seconds) for name in messages}
+    answers = {name: self._result(name, calls, seconds) for name in messages}
+    self.lost |= {name for name, it in answers.items() if isinstance(it, Failure)}
+    return answers
 
   def _call(self, name: str, message: bytes, seconds: float) -> bytes:
-    reply = self._proxies[name](timeout=seconds, secure=True).answer(message=message)
-    return bytes(reply)
+    end = time.monotonic() + _NEARLY * seconds
+    try:
+      proxy = self._proxies[name](timeout=seconds, secure=True)
+      return bytes(proxy.answer(message=message))
+    except RunAborted:
+      raise
+    except Exception as error:
+      _LOG.warning("site %s: %s", name, error)
+      if time.monotonic() < end:
+        raise ConnectionError("cannot be reached any more") from error
+      raise ConnectionError(f"did not answer within {seconds:g} seconds") from error
 
   def _wait(self, calls: Mapping[str, concurrent.futures.Future[bytes]]) -> None:
     """Waits for answers of all who are still connected."""
@@ -150,13 +167,8 @@ class EngineTransport:
       return Failure("is no longer connected")
     try:
       return calls[name].result() or Failure("could not answer; its own log says why")
-    except RunAborted:
-      raise
-    except Exception as error:
-      _LOG.warning("site %s: %s", name, error)
-      if isinstance(getattr(error, "cause", None), TimeoutError):
-        return Failure(f"did not answer within {seconds:g} seconds")
-      return Failure("cannot be reached")
+    except ConnectionError as error:
+      return Failure(str(error))
 
 
 # ------------------------------------------------------------ who gives the engine jobs

@@ -60,6 +60,10 @@ class EngineProcess:
     """Its number; 0 if it was not started."""
     return self._process.pid if self._process else 0
 
+  def jobs(self) -> list[int]:
+    """Lists the processes of its jobs."""
+    return [pid for pid in _processes_of(self.kit.folder) if pid != self.pid]
+
   def end(self) -> None:
     """Ends the engine, and the process of its job."""
     if self._process is None:

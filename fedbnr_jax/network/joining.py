@@ -48,6 +48,18 @@ def join(
     InputError: If the kit was edited, the table does not fit, or the agreement is not
       of this site.
   """
+  answer_runs(prepare(folder, data, federation, say=say, certificate=certificate), say)
+
+
+def prepare(
+  folder: str | os.PathLike[str],
+  data: str | os.PathLike[str],
+  federation: str | os.PathLike[str],
+  *,
+  say: Say,
+  certificate: str | os.PathLike[str] | None = None,
+) -> Kit:
+  """Checks all there is to check before a site answers; see `join`."""
   if certificate is not None:
     kits.take_certificate(folder, certificate)
   kit = kits.opened(folder)
@@ -69,7 +81,7 @@ def join(
     "digest": agreed.digest(),
   }
   side.write(kit.folder, PROGRAM, arguments)
-  answer_runs(kit, say)
+  return kit
 
 
 def answering(folder: str, data: str, digest: str) -> Answer:

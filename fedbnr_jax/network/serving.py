@@ -134,16 +134,18 @@ def run(
       ended = _follow(kit, process, control, job, rounds, say)
       if ended is not None:
         _end(control, job)
-        _require_well(ended, workdir)
-        return
+        if ended["status"] != side.LOST:
+          _require_well(ended, workdir)
+          return
       lost = 1 if rounds.told > before else lost + 1
+      why = (
+        "A site's process, or its connection, is gone."
+        if ended is None
+        else ended["text"]
+      )
       if lost >= tries:
-        raise InputError(
-          f"the engine has lost {lost} jobs without a round in between: look into "
-          f"{kit.folder / 'log.txt'} and at the sites. The same command goes on from "
-          "the last checkpoint."
-        )
-      say("the engine has lost the job: a site's process or its connection is gone")
+        raise InputError(f"{why} This was so {lost} times, without a round in between.")
+      say(why)
 
 
 class Rounds:
@@ -265,9 +267,9 @@ def _follow(
 
 def _require_well(ended: dict[str, str], workdir: pathlib.Path) -> None:
   """Raises InputError with what the coordinator's program has said, if it stopped."""
-  if ended["status"] == "refused":
+  if ended["status"] == side.REFUSED:
     raise InputError(ended["text"])
-  if ended["status"] == "failed":
+  if ended["status"] == side.FAILED:
     path = workdir / "failure.txt"
     workdir.mkdir(parents=True, exist_ok=True)
     path.write_text(ended["text"], encoding="utf-8")

@@ -10,7 +10,7 @@ import json
 import logging
 import pathlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from fedbnr_jax import files
@@ -24,6 +24,8 @@ _OUTCOME = "outcome.json"
 _STATE = "state.json"
 CONNECTED = "connected to the server"
 IN_A_RUN = "in a run"
+# How the coordinator's program has ended: LOST if it stopped, and sites were lost.
+FINISHED, REFUSED, LOST, FAILED = "finished", "refused", "lost", "failed"
 
 
 def write(folder: pathlib.Path, program: str, arguments: Mapping[str, Any]) -> None:
@@ -46,18 +48,26 @@ def site_program(folder: pathlib.Path) -> Answer:
   return program(**arguments)
 
 
-def run_server_program(folder: pathlib.Path, transport: Transport) -> None:
-  """Runs the coordinator's program, and notes how it ended, whatever happens."""
-  outcome = {"status": "finished", "text": ""}
+def run_server_program(
+  folder: pathlib.Path, transport: Transport, lost: Set[str]
+) -> None:
+  """Runs the coordinator's program, and notes how it ended, whatever happens.
+
+  Args:
+    folder: Of the kit.
+    transport: Is given to the program.
+    lost: Is looked at when the program has ended: the sites that were lost meanwhile.
+  """
+  outcome = {"status": FINISHED, "text": ""}
   try:
     program, arguments = _read(folder)
     program(transport, **arguments)
   except InputError as error:
-    outcome = {"status": "refused", "text": str(error)}
+    outcome = {"status": LOST if lost else REFUSED, "text": str(error)}
   except BaseException as error:
     _LOG.exception("the coordinator's program has failed")
     text = "".join(traceback.format_exception(error))
-    outcome = {"status": "failed", "text": f"{type(error).__name__}: {error}\n{text}"}
+    outcome = {"status": FAILED, "text": f"{type(error).__name__}: {error}\n{text}"}
   files.write_json(folder / _OUTCOME, outcome)
 
 
