@@ -26,7 +26,6 @@ from tests import network_runs
 
 pytest.importorskip("nvflare", reason="the extra `network` is not installed")
 _ROUNDS = 3
-_NOT_COMPARED = ("seconds", "date")
 
 
 @pytest.fixture

@@ -136,8 +136,8 @@ class EngineTransport:
     try:
       proxy = self._proxies[name](timeout=seconds, secure=True)
       return bytes(proxy.answer(message=message))
-    except RunAborted:
-      raise
+    except RunAborted as error:
+      raise ConnectionError("is cut off: the engine has ended the job") from error
     except Exception as error:
       _LOG.warning("site %s: %s", name, error)
       if time.monotonic() < end:

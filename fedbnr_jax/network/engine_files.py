@@ -9,6 +9,7 @@ import dataclasses
 import json
 from typing import Any
 
+VERSION = "2.9.0"  # Of NVFLARE; another one may read other settings, or none of these.
 # The names by which a job may call for code: what is installed, and nothing beside it.
 SITE_CLASSES = (
   "nvflare.collab.runtime.executor.CollabExecutor",

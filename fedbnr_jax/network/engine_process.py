@@ -1,18 +1,20 @@
 """The engine as a process of its own, which ends with who has started it."""
 
 import contextlib
+import importlib.metadata
 import os
 import pathlib
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import cache_folder
 from fedbnr_jax.lock import alone_in
 from fedbnr_jax.network import engine_files
 from fedbnr_jax.network.kits import Kit
+from fedbnr_jax.network.primitives import INSTALL
 
 _END_SECONDS = 5.0
 # Programs, also small ones: a site compiles anew in each job.
@@ -84,7 +86,12 @@ class EngineProcess:
 
 @contextlib.contextmanager
 def running(kit: Kit) -> Iterator[EngineProcess]:
-  """Runs a kit's engine while the block runs; a kit is started once at a time."""
+  """Runs a kit's engine while the block runs; a kit is started once at a time.
+
+  Raises:
+    InputError: If the engine is not installed, in the version that kits are made for.
+  """
+  _require_version()
   with alone_in(kit.folder):
     engine = EngineProcess(kit)
     try:
@@ -92,6 +99,19 @@ def running(kit: Kit) -> Iterator[EngineProcess]:
       yield engine
     finally:
       engine.end()
+
+
+def _require_version() -> None:
+  """Raises InputError unless the engine is the one whose settings are known."""
+  try:
+    found = importlib.metadata.version("nvflare")
+  except importlib.metadata.PackageNotFoundError as error:
+    raise InputError(INSTALL) from error
+  if found != engine_files.VERSION:
+    raise InputError(
+      f"NVFLARE {found} is installed, and kits are made safe for "
+      f"{engine_files.VERSION} only: pip install nvflare=={engine_files.VERSION}."
+    )
 
 
 def _search_path() -> str:
@@ -111,13 +131,3 @@ def _processes_of(folder: pathlib.Path) -> list[int]:
       ):
         found.append(int(place.parent.name))
   return found
-
-
-def wait_until(condition: object, seconds: float, step: float = 0.1) -> bool:
-  """Waits for a function of nothing to be true; returns whether it has become so."""
-  end = time.monotonic() + seconds
-  while not condition():  # type: ignore[operator]
-    if time.monotonic() > end:
-      return False
-    time.sleep(step)
-  return True

@@ -14,7 +14,6 @@ from fedbnr_jax.network import agreement as agreements
 from fedbnr_jax.network import engine_process, kits, schema, side
 from fedbnr_jax.network.agreement import Agreement
 from fedbnr_jax.network.kits import Kit
-from fedbnr_jax.network.primitives import network_extra
 from fedbnr_jax.network.transport import Answer
 
 Say = Callable[[str], None]
@@ -105,10 +104,8 @@ def answer_runs(kit: Kit, say: Say) -> None:
   """Keeps the engine of a site running, and tells what it does.
 
   Raises:
-    InputError: If the kit is in use.
+    InputError: If the kit is in use, or the engine is not installed.
   """
-  with network_extra():
-    import nvflare  # noqa: F401  Said here, and not in the engine's log.
   watch = _Watch(kit)
   side.note_state(kit.folder, "")
   with engine_process.running(kit) as process:

@@ -115,7 +115,7 @@ def run(
   Raises:
     InputError: If the program refuses, or the engine loses too many jobs.
   """
-  with network_extra():
+  with network_extra():  # Here, because the engine is an extra.
     from fedbnr_jax.network import engine
   side.write(kit.folder, program, arguments)
   rounds = Rounds(workdir)
