@@ -34,10 +34,10 @@ _ROWS = 120
 _NOISE = 0.25
 _FIELDS = {
   "method": "fedbnr-ev",
-  "num_rounds": 10,
+  "kernel": "gaussian",
+  "num_rounds": 6,
   "num_local_steps": 20,
-  "hidden_size": 32,
-  "num_samples": 25,
+  "num_samples": 50,
 }
 _END_SECONDS = 10.0
 
@@ -87,6 +87,7 @@ def config() -> ml_collections.ConfigDict:
   result.data.source = "table"
   result.data.name = ""
   result.data.inputs = "standard"
+  result.evidence.noise = "constant"
   result.update(_FIELDS)
   return result
 

@@ -6,6 +6,7 @@ and brings no code. What they run is said by a file that each side writes for it
 
 import concurrent.futures
 import contextlib
+import io
 import logging
 import pathlib
 import tempfile
@@ -217,7 +218,12 @@ def control(kit: Kit, seconds: float) -> Iterator[Control]:
   Raises:
     NoConnection: If it is not up in time.
   """
-  session = _session(kit, time.monotonic() + seconds)
+  # It speaks of every try; what counts is raised, and the engine has a log of its own.
+  quiet = logging.getLogger("nvflare")
+  quiet.propagate = False
+  quiet.addHandler(logging.NullHandler())
+  with contextlib.redirect_stdout(io.StringIO()):
+    session = _session(kit, time.monotonic() + seconds)
   try:
     yield Control(session)
   finally:
