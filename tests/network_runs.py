@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import secrets
 from typing import NamedTuple
 
 import ml_collections
@@ -9,21 +10,27 @@ import numpy as np
 import pandas as pd
 
 from configs import csv
+from fedbnr_jax import workflow
 from fedbnr_jax.data import Dataset, Split
 from fedbnr_jax.network import agreement as agreement_lib
+from fedbnr_jax.network import preparation, rounds, site_rows
 from fedbnr_jax.network import schema as schema_lib
-from fedbnr_jax.network import site_rows
 from fedbnr_jax.network.agreement import Agreement
 from fedbnr_jax.network.identity import PrivateIdentity
+from fedbnr_jax.network.members import Members
 from fedbnr_jax.network.schema import Quantity, Schema, SiteTable
 from fedbnr_jax.network.site import Site
+from fedbnr_jax.network.sums import Sums
 from fedbnr_jax.network.transport import InProcess
 from fedbnr_jax.run import experiment as experiment_lib
+from fedbnr_jax.run import training
+from fedbnr_jax.run.config import AUTO, base
 from fedbnr_jax.run.experiment import Experiment
-from tests.runs import tiny
+from tests.runs import StopError, timeless, tiny
 
 NAMES = ("north", "south", "west")
 SIZES = dict(zip(NAMES, (30, 30, 30), strict=True))
+FEW = dict.fromkeys(NAMES, 12)
 SCHEMA = Schema(
   "made", Quantity("y", 1.0), (Quantity("a", 1.0), Quantity("b", 1.0)), ()
 )
@@ -37,22 +44,18 @@ def identity(name: str) -> PrivateIdentity:
 
 def config(**fields: object) -> ml_collections.ConfigDict:
   """A tiny run over tables, in float64, without calibration unless asked for."""
-  usual = csv.get_config()
-  result = tiny(
-    **{
-      "dtype": "float64",
-      "kernel": "gaussian",
-      "data__source": "table",
-      "data__name": usual.data.name,
-      "data__inputs": "standard",
-      "data__num_rows": 200,
-      "num_clients": 10,
-      **fields,
-    }
-  )
-  for name in ("fedavg", "fedprox"):
-    if result.method == name:
-      result.kernel = "deep"
+  table = {"dtype": "float64", "data__source": "table", "data__name": ""}
+  if fields["method"] == AUTO:  # It sets sizes itself.
+    result = csv.get_config()
+    result.data.update(calibration=0.0, calibration_folds=0)
+  else:
+    network = fields["method"] in ("fedavg", "fedprox")
+    result = tiny(kernel="deep" if network else "gaussian")
+    usual = base()
+    result.num_clients, result.data.num_rows = usual.num_clients, usual.data.num_rows
+    result.data.inputs = "standard"
+  for name, value in (table | fields).items():
+    result.update_from_flattened_dict({name.replace("__", "."): value})
   return result
 
 
@@ -156,6 +159,49 @@ def simulation_config(some: Federation) -> ml_collections.ConfigDict:
   return result
 
 
-def simulation(some: Federation) -> Experiment:
-  """The simulation on the same rows and splits."""
-  return experiment_lib.build(simulation_config(some), pooled(some).dataset)
+def simulation(some: Federation, chosen=None) -> Experiment:
+  """The simulation on the same rows and splits, by the agreed config or another."""
+  used = simulation_config(some) if chosen is None else chosen
+  return experiment_lib.build(used, pooled(some).dataset)
+
+
+def trained(some: Federation, transport=None) -> training.Result:
+  """What the sites train together, without the files of a run."""
+  reached = some.transport() if transport is None else transport
+  members = Members(some.agreement, reached, secrets.token_hex(32))
+  members.greet()
+  sums = Sums(members, some.folder.parent / "network")
+  task = preparation.prepare(
+    ml_collections.ConfigDict(some.agreement.config.to_dict()), sums
+  )
+  return training.train(task, rounds.program_of(task, sums))
+
+
+def simulated(some: Federation, chosen=None) -> training.Result:
+  """What the simulation trains on the same rows."""
+  experiment = simulation(some, chosen)
+  return training.train(experiment, workflow.program_for(experiment))
+
+
+def assert_same_scores(one, other, tolerance: float = 1e-9) -> None:
+  """Checks that two histories agree in every column but seconds."""
+  assert len(one) == len(other)
+  for mine, theirs in zip(timeless(one), timeless(other), strict=True):
+    assert list(mine) == list(theirs)
+    np.testing.assert_allclose(
+      list(mine.values()), list(theirs.values()), rtol=tolerance, atol=tolerance
+    )
+
+
+class StopsAt:
+  """A transport that fails at one call, as when its process is stopped then."""
+
+  def __init__(self, inner, number: int) -> None:
+    self.sites, self.calls = inner.sites, 0
+    self._inner, self._number = inner, number
+
+  def ask(self, messages, seconds):
+    self.calls += 1
+    if self.calls == self._number:
+      raise StopError
+    return self._inner.ask(messages, seconds)

@@ -1,4 +1,4 @@
-"""Which attempts at masked sums a coordinator has begun, on its disk before it asks.
+"""Attempts at masked sums that a coordinator has begun, noted before it asks.
 
 A coordinator that resumes goes on with the attempt at which it stopped, because sites
 that have revealed do not go on with another one.

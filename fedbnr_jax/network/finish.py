@@ -59,7 +59,7 @@ def write(
   from fedbnr_jax.report import run as report
 
   sums.begin_round(f"{task.name} end")
-  found = _ask(task, sums, result)
+  found = ask(task, sums, result)
   number = len(result.history)
   if found.calibrated is not None:
     sealed = seal.of_folder(folder, number)
@@ -72,7 +72,7 @@ def write(
   return summary
 
 
-def _ask(task: NetworkTask, sums: Sums, result: training.Result) -> Found:
+def ask(task: NetworkTask, sums: Sums, result: training.Result) -> Found:
   """Asks the sites for what is told of the model at its best round."""
   _, test = score_sums(task, sums, result.state)
   like = np.zeros(len(conformal.EDGES) + 1, np.int64)

@@ -20,6 +20,8 @@ from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.sums import Sums
 from fedbnr_jax.run.program import Program, Stepped
 
+_scores = jax.jit(metrics.scores)
+
 
 @dataclasses.dataclass(frozen=True)
 class OverSums:
@@ -97,7 +99,7 @@ def program_of(task: NetworkTask, sums: Sums) -> Program:
       down = exchange.broadcast(state.server, None)
       total = ask_exchange(task, sums, "held-out", number, down)
       state = state.replace(server=exchange.server(state.server, None, total))
-    validation, test = map(metrics.scores, score_sums(task, sums, state))
+    validation, test = map(_scores, score_sums(task, sums, state))
     answered = np.array([name in sums.present for name in task.client_names])
     return state, info.replace(answered=answered), validation, test
 

@@ -12,7 +12,7 @@ SUM = "sum"  # The kind of an answer that is added up.
 
 
 class SentLog:
-  """The log of one site; a line is on disk before its message may leave."""
+  """The log of one site; a line is written before its message may leave."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
     self.path = pathlib.Path(path)
@@ -49,8 +49,6 @@ class SentLog:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         marked = "yes" if masked else "no"
         writer.writerow([now, run[:16], kind, what, numbers, size, marked, meaning])
-        file.flush()
-        os.fsync(file.fileno())
 
   def num_sums(self, run: str) -> int:
     """Counts the sums that have left in a run."""

@@ -176,8 +176,9 @@ class Site:
   def _ask(self, run: str, message: protocol.Message) -> Reply:
     """Answers a question with a vector, masked if that was agreed on."""
     asked = question.of_message(message)
-    answered = self._num_sums.setdefault(run, self._log.num_sums(run))
-    if answered >= self._agreement.most_sums:
+    if run not in self._num_sums:
+      self._num_sums[run] = self._log.num_sums(run)
+    if self._num_sums[run] >= self._agreement.most_sums:
       raise RefusalError("limit")
     tree, what = self._tree(asked)
     vector = vectors.to_vector(tree)
@@ -189,7 +190,7 @@ class Site:
     masked, sent = self._agreement.masking, vector
     if masked:
       sent = self._runs[run].mask(message.head, asked, vector)
-    self._num_sums[run] = answered + 1
+    self._num_sums[run] += 1
     size, meaning = sent.nbytes, question.MEANINGS[asked.name]
     self._log.note(
       run,
