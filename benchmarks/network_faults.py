@@ -247,6 +247,24 @@ def job_with_a_class(stage: Stage) -> Told:
   return _bad_job(stage, code=False)
 
 
+def logs_with_code(stage: Stage) -> Told:
+  """Whoever has the coordinator's key sets a job's log by a text that calls code."""
+  marker = stage.folder / "it-ran"
+  handler = {"()": "builtins.open", "file": str(marker), "mode": "w"}
+  text = json.dumps({"version": 1, "handlers": {"bad": handler}})
+  return _ask_engine(
+    stage, marker, lambda session, job: session.configure_job_log(job, text, "north")
+  )
+
+
+def reads_files(stage: Stage) -> Told:
+  """Whoever has the coordinator's key asks a site's engine for a file of its kit."""
+  marker = stage.folder / "never"
+  return _ask_engine(
+    stage, marker, lambda session, job: session.cat_target("north", file="log.txt")
+  )
+
+
 def another_schema(stage: Stage) -> Told:
   """A site's table lacks a column of the schema."""
   path = stage.folder / "other.csv"
@@ -328,6 +346,8 @@ FAULTS: dict[str, Callable[[Stage], Told]] = {
   "a copied kit": copied_kit,
   "a job ships code": job_with_code,
   "a job names another class": job_with_a_class,
+  "a log setting that calls code": logs_with_code,
+  "the coordinator reads a site's file": reads_files,
   "a site with another schema": another_schema,
   "a kit was edited": edited_kit,
   "a site has approved another digest": unapproved,
@@ -336,6 +356,9 @@ FAULTS: dict[str, Callable[[Stage], Told]] = {
 
 
 def main() -> None:
+  # Also where it was started in the background, where Ctrl-C is ignored: programs that
+  # it starts are ended by it.
+  signal.signal(signal.SIGINT, signal.default_int_handler)
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument("--only", default="", help="Words that a fault must have.")
   parser.add_argument("--output", default="benchmarks/results/network_faults.csv")
@@ -530,6 +553,28 @@ def _bad_job(stage: Stage, *, code: bool) -> Told:
     f"{status}; {'it RAN' if marker.exists() else 'nothing ran'}; {detail}",
     seconds,
   )
+
+
+def _ask_engine(
+  stage: Stage, marker: pathlib.Path, ask: Callable[[Any, str], Any]
+) -> Told:
+  """Asks the engine for something while a run goes on; says what it answered."""
+  from fedbnr_jax.network import engine
+
+  server, _ = stage.start()
+  server.wait_for("round 1,")
+  kit = kits.opened(stage.fed / "server")
+  with engine.control(kit, 120) as control:
+    (job,) = control._session.list_jobs()
+    when = time.monotonic()
+    try:
+      answer = f"answered: {ask(control._session, job['job_id'])}"
+    except Exception as error:
+      answer = f"refused: {type(error).__name__}: {error}"
+    seconds = time.monotonic() - when
+  code = server.wait()
+  ran = "it RAN" if marker.exists() else "nothing ran"
+  return f"{' '.join(answer.split())[:200]}; {ran} [serve: {code}]", seconds
 
 
 def _code(marker: pathlib.Path) -> str:

@@ -7,6 +7,8 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -14,6 +16,7 @@ from fedbnr_jax import files
 from fedbnr_jax.network import (
   agreement,
   coordinator,
+  engine_files,
   engine_process,
   joining,
   kits,
@@ -25,6 +28,9 @@ from launch import network_demo
 from tests import network_runs
 
 pytest.importorskip("nvflare", reason="the extra `network` is not installed")
+
+from fedbnr_jax.network import engine_limits
+
 _ROUNDS = 3
 
 
@@ -96,3 +102,38 @@ def test_a_death_in_between_leaves_the_run_as_it_is_in_one_process(tmp_path, fed
     own = fed / name / joining.OWN
     assert (own / "model" / "summary.json").exists()
     assert (own / joining.SENT).exists()
+
+
+def test_a_site_starts_no_job_but_the_one_it_knows(tmp_path):
+  for name, text in engine_files.job("federation", ("north",)).items():
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+  app = tmp_path / engine_files.SITE_APP
+  engine_limits.require_known(app)
+  more = app / "custom" / "bad.py"
+  more.parent.mkdir()
+  more.write_text("")
+  with pytest.raises(RuntimeError, match="is not started"):
+    engine_limits.require_known(app)
+  more.unlink()
+  config = app / "config" / "config_fed_client.json"
+  config.write_text(config.read_text().replace("engine.SiteSide", "engine.ServerSide"))
+  with pytest.raises(RuntimeError, match="is not started"):
+    engine_limits.require_known(app)
+
+
+def test_a_site_keeps_no_request_that_a_run_does_not_need():
+  """Restricted in a process of its own, for it lasts as long as the process."""
+  script = """
+from fedbnr_jax.network import engine_limits
+engine_limits.restrict()
+from nvflare.private.fed.client.admin_commands import AdminCommands
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+kept = [*AdminCommands.commands, *ClientRequestProcessors.request_processors]
+print(*(type(part).__name__ for part in kept))
+"""
+  done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  for part in ("Shell", "Log", "Env", "Restart", "Shutdown", "Errors", "Delete"):
+    assert part not in done.stdout

@@ -1,4 +1,4 @@
-"""The one file that knows the engine, NVFLARE: what runs inside of it, and a session.
+"""The engine, NVFLARE: what runs inside of it, and who gives it jobs.
 
 A job of the engine names the two classes here, which are installed at server and sites,
 and brings no code. What they run is said by a file that each side writes for itself.

@@ -16,6 +16,8 @@ SITE_CLASSES = (
   "fedbnr_jax.network.engine.SiteSide",
 )
 _WATCH = "fedbnr_jax.network.engine.SiteWatch"
+_LAUNCHER = "fedbnr_jax.network.engine_limits.SiteLauncher"
+SITE_APP = "site"  # What of a job goes to sites.
 SERVER_CLASSES = (
   "nvflare.collab.runtime.controller.CollabController",
   "fedbnr_jax.network.engine.ServerSide",
@@ -100,7 +102,7 @@ def job(name: str, sites: tuple[str, ...]) -> dict[str, str]:
       "min_clients": len(sites),
       "mandatory_clients": list(sites),
       "resource_spec": {},
-      "deploy_map": {"server": ["server"], "site": list(sites)},
+      "deploy_map": {"server": ["server"], SITE_APP: list(sites)},
     },
     "server/config/config_fed_server.json": {
       "format_version": 2,
@@ -113,7 +115,7 @@ def job(name: str, sites: tuple[str, ...]) -> dict[str, str]:
       ],
       "components": [{"id": "side", "path": SERVER_CLASSES[1], "args": {}}],
     },
-    "site/config/config_fed_client.json": {
+    f"{SITE_APP}/config/config_fed_client.json": {
       "format_version": 2,
       "executors": [
         {
@@ -228,10 +230,7 @@ def _site_resources() -> dict[str, Any]:
         "resource_consumer",
         "resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
       ),
-      _component(
-        "process_launcher",
-        "job_launcher.client_process_launcher.ClientProcessJobLauncher",
-      ),
+      {"id": "process_launcher", "path": _LAUNCHER},
       {"id": "watch", "path": _WATCH},
     ],
   }

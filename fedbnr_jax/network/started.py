@@ -1,4 +1,4 @@
-"""Starts a module of the engine so that it ends with the program that has started it.
+"""Starts a module of the engine: it ends with its parent, and a site's has limits.
 
 python -m fedbnr_jax.network.started MODULE ARGUMENTS
 """
@@ -9,6 +9,7 @@ import runpy
 import signal
 import sys
 
+_OF_A_SITE = "nvflare.private.fed.app.client."
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl.
 
 
@@ -20,6 +21,10 @@ def main() -> None:
     if os.getppid() != parent:  # It has died in between.
       sys.exit(1)
   sys.argv = sys.argv[1:]
+  if sys.argv[0].startswith(_OF_A_SITE):
+    from fedbnr_jax.network import engine_limits
+
+    engine_limits.restrict()
   runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
