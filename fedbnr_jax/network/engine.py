@@ -182,8 +182,13 @@ class Control:
     self._session = session
 
   def connected(self) -> dict[str, str]:
-    """Returns the sites that are connected; another mark means another connection."""
-    result = self._session.do_command("check_status server")
+    """Returns the sites that are connected; another mark means another connection.
+
+    Raises:
+      ConnectionError: Of this and the others, if the engine does not answer.
+    """
+    with _one_error():
+      result = self._session.do_command("check_status server")
     found: dict[str, str] = {}
     for part in result.get("data", ()):
       rows = part.get("rows") or [] if part.get("type") == "table" else []
@@ -199,11 +204,13 @@ class Control:
       for path, text in engine_files.job("federation", tuple(sites)).items():
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(text)
-      return str(self._session.submit_job(str(place)))
+      with _one_error():
+        return str(self._session.submit_job(str(place)))
 
   def status(self, job: str) -> str:
     """Returns what the engine says of a job, such as RUNNING or FINISHED:COMPLETED."""
-    return str(self._session.get_job_status(job))
+    with _one_error():
+      return str(self._session.get_job_status(job))
 
   def abort(self, job: str) -> None:
     """Ends a job."""
@@ -212,11 +219,20 @@ class Control:
 
 
 @contextlib.contextmanager
+def _one_error() -> Iterator[None]:
+  """Raises whatever a session raises as a ConnectionError."""
+  try:
+    yield
+  except Exception as error:
+    raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+
+@contextlib.contextmanager
 def control(kit: Kit, seconds: float) -> Iterator[Control]:
   """Opens a session with the engine of a server's kit, as soon as it is up.
 
   Raises:
-    NoConnection: If it is not up in time.
+    ConnectionError: If it is not up in time.
   """
   # It speaks of every try; what counts is raised, and the engine has a log of its own.
   quiet = logging.getLogger("nvflare")
@@ -240,7 +256,7 @@ def _session(kit: Kit, until: float) -> Session:
         timeout=_SESSION_SECONDS,
         auto_login_max_tries=1,
       )
-    except NoConnection:
+    except NoConnection as error:
       if time.monotonic() > until:
-        raise
+        raise ConnectionError(str(error)) from error
       time.sleep(0.3)

@@ -67,7 +67,16 @@ def serve(
     "seconds": seconds,
   }
   say(f"federation {agreements.fingerprint(agreed.digest())}")
-  run(kit, PROGRAM, arguments, agreed, place, say=say, wait=wait, tries=tries)
+  if _is_done(place, agreed):
+    say("this run is finished, and every site has the model")
+    return
+  try:
+    run(kit, PROGRAM, arguments, agreed, place, say=say, wait=wait, tries=tries)
+  except ConnectionError as error:
+    raise InputError(
+      f"the engine of this server does not answer ({error}); {kit.folder / 'log.txt'} "
+      "and engine.txt may say why. The same command goes on from the last round."
+    ) from error
 
 
 def coordinate(
@@ -181,6 +190,16 @@ class Rounds:
       text = file.read()
     whole = text[: text.rfind("\n") + 1]  # Without a line that is being written.
     return list(csv.DictReader(whole.splitlines()))
+
+
+def _is_done(workdir: pathlib.Path, agreed: Agreement) -> bool:
+  """Tells whether a run is finished, and the model is with every site."""
+  note = workdir / "network" / "run.json"
+  if not note.exists():
+    return False
+  content = files.read_object(note)
+  same = content.get("federation") == agreed.digest()
+  return same and bool(content.get("delivered"))
 
 
 def _require_ours(kit: Kit, agreed: Agreement, where: str) -> None:
