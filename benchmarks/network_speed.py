@@ -92,7 +92,7 @@ def measure(num_sites: int, folder: pathlib.Path) -> list[dict[str, Any]]:
     rows.append(_row("idle, without a job", _idle(site), "% of a core"))
     side.note_connected(server.folder, control.connected())
     submitted = time.time()
-    job = control.submit(names)
+    job = control.submit(names, num_sites)
     _until(lambda: bool(site.jobs()))
     _until(lambda: side.state(site.kit.folder) == side.IN_A_RUN)
     rows.append(_row("idle, in a job that waits", _idle(site), "% of a core"))

@@ -197,11 +197,11 @@ class Control:
         found |= {row[name]: side.mark(row[mark]) for row in rows[1:]}
     return found
 
-  def submit(self, sites: Sequence[str]) -> str:
-    """Gives the engine a job for some sites; returns its number."""
+  def submit(self, sites: Sequence[str], fewest: int) -> str:
+    """Gives the engine a job for sites, or at least so many; returns its number."""
     with tempfile.TemporaryDirectory() as folder:
       place = pathlib.Path(folder) / "federation"
-      for path, text in engine_files.job("federation", tuple(sites)).items():
+      for path, text in engine_files.job("federation", tuple(sites), fewest).items():
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(text)
       with _one_error():

@@ -94,13 +94,18 @@ def start_arguments(plan: Plan, folder: str) -> list[str]:
   return [package, "-m", folder, "-s", f"fed_{side}.json", "--set", *values]
 
 
-def job(name: str, sites: tuple[str, ...]) -> dict[str, str]:
-  """Returns the files of a job: it names installed classes, and has no code."""
+def job(name: str, sites: tuple[str, ...], fewest: int = 1) -> dict[str, str]:
+  """Returns the files of a job: it names installed classes, and has no code.
+
+  Args:
+    name: Of the job.
+    sites: Who takes part.
+    fewest: Without as many of them the engine ends the job.
+  """
   files: dict[str, Any] = {
     "meta.json": {
       "name": name,
-      "min_clients": len(sites),
-      "mandatory_clients": list(sites),
+      "min_clients": fewest,
       "resource_spec": {},
       "deploy_map": {"server": ["server"], SITE_APP: list(sites)},
     },

@@ -137,7 +137,7 @@ def run(
     while True:
       sites = _wait_for_sites(kit, control, agreed, rounds.begun, say, wait)
       side.forget_outcome(kit.folder)
-      job = control.submit(sites)
+      job = control.submit(sites, min(agreed.min_sites, len(sites)))
       say(f"a run begins, or goes on, with {listing(sites)}")
       before = rounds.told
       ended = _follow(kit, process, control, job, rounds, say)
@@ -154,7 +154,7 @@ def run(
       )
       if lost >= tries:
         raise InputError(f"{why} This was so {lost} times, without a round in between.")
-      say(why)
+      say(f"{why} A new job takes it up.")
 
 
 class Rounds:
