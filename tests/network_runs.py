@@ -1,6 +1,7 @@
 """Small federations of real sites in this process, and the simulation of the same."""
 
 import functools
+import json
 import pathlib
 import secrets
 from typing import NamedTuple
@@ -118,7 +119,11 @@ class Federation(NamedTuple):
 def federation(
   folder: pathlib.Path, schema: Schema = SCHEMA, sizes=None, **options
 ) -> Federation:
-  """Three sites with folders of their own."""
+  """Three sites with folders of their own, which split their rows alike every time."""
+  for seed, name in enumerate(NAMES):
+    path = folder / "sites" / name / "split.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"seed": f"{seed:x}"}))
   return Federation(
     agreement(schema, **options), folder / "sites", tables(schema, sizes)
   )
@@ -169,7 +174,9 @@ def trained(some: Federation, transport=None) -> training.Result:
   """What the sites train together, without the files of a run."""
   reached = some.transport() if transport is None else transport
   members = Members(some.agreement, reached, secrets.token_hex(32))
-  members.greet()
+  cards, _ = members.greet()
+  if some.agreement.masking:
+    members.hand_out_keys(cards)
   sums = Sums(members, some.folder.parent / "network")
   task = preparation.prepare(
     ml_collections.ConfigDict(some.agreement.config.to_dict()), sums
@@ -184,13 +191,21 @@ def simulated(some: Federation, chosen=None) -> training.Result:
 
 
 def assert_same_scores(one, other, tolerance: float = 1e-9) -> None:
-  """Checks that two histories agree in every column but seconds."""
+  """Checks that two histories agree in every column but seconds, and who was in."""
   assert len(one) == len(other)
-  for mine, theirs in zip(timeless(one), timeless(other), strict=True):
+  for mine, theirs in zip(_told(one), _told(other), strict=True):
     assert list(mine) == list(theirs)
     np.testing.assert_allclose(
       list(mine.values()), list(theirs.values()), rtol=tolerance, atol=tolerance
     )
+
+
+def _told(history):
+  """What simulations tell too: they do not name their clients in each round."""
+  return [
+    {name: value for name, value in record.items() if not name.startswith("in_")}
+    for record in timeless(history)
+  ]
 
 
 class StopsAt:

@@ -106,7 +106,6 @@ def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bits(masking, tmp_pa
   # Stopped in its preparation, in and between rounds and at the end; and each time the
   # sites are started anew, too.
   stopped = _federation(tmp_path / "stopped", sizes=runs.FEW, masking=masking)
-  _same_split(some, stopped)
   num_stops = 0
   for number in (2, 4, 7, 9, 10, 11, 6, 12, 1000):
     try:
@@ -120,9 +119,38 @@ def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bits(masking, tmp_pa
   assert (history, records) == wanted[1:]
 
 
-def _same_split(one: runs.Federation, other: runs.Federation) -> None:
-  """Gives the sites of one federation the seeds of those of another."""
-  for name in runs.NAMES:
-    path = other.folder / name / "split.json"
-    path.parent.mkdir(parents=True)
-    path.write_text((one.folder / name / "split.json").read_text())
+@pytest.mark.parametrize("masking", [False, True])
+def test_a_site_that_is_restarted_during_the_run_goes_on(masking, tmp_path):
+  whole = _federation(tmp_path / "whole", sizes=runs.FEW, masking=masking)
+  _run(whole)
+  some = _federation(tmp_path / "some", sizes=runs.FEW, masking=masking)
+  _run(some, _RestartsSites(some))
+  arrays, history, records = _states(some)
+  wanted = _states(whole)
+  assert_same_bits(arrays, wanted[0])
+  assert (history, records) == wanted[1:]
+
+
+class _RestartsSites:
+  """A transport one of whose sites is started anew, from its folder, now and then."""
+
+  def __init__(self, some: runs.Federation) -> None:
+    self.sites = runs.NAMES
+    self._some, self._calls = some, 0
+    self._running = {name: some.site(name) for name in runs.NAMES}
+
+  def ask(self, messages, seconds):
+    self._calls += 1
+    if self._calls % 5 == 0:  # It has forgotten what the others know.
+      name = runs.NAMES[self._calls % 3]
+      self._running[name] = self._some.site(name)
+    return {name: self._running[name].answer(told) for name, told in messages.items()}
+
+
+def test_a_site_with_other_rows_than_before_is_refused(tmp_path):
+  some = _federation(tmp_path, sizes=runs.FEW)
+  with pytest.raises(StopError):
+    _run(some, runs.StopsAt(some.transport(), 4))
+  changed = some._replace(tables=some.tables | {"west": runs.tables()["west"]})
+  assert_refused(lambda: _run(changed), "site 'west' has other rows than when")
+  _run(some)

@@ -1,5 +1,6 @@
 """Three sites train what the simulation trains on the same rows, by every method."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -32,6 +33,23 @@ def test_scores_are_those_of_the_simulation(method, tmp_path):
   assert found.best_round == wanted.best_round
 
 
+def test_masked_sums_give_the_same_model(tmp_path):
+  plain, masked = (
+    runs.trained(
+      runs.federation(
+        tmp_path / str(masking), method="fedbnr-ev", num_rounds=2, masking=masking
+      )
+    )
+    for masking in (False, True)
+  )
+  runs.assert_same_scores(masked.history, plain.history)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9),
+    masked.state,
+    plain.state,
+  )
+
+
 def test_auto_chooses_and_trains_as_in_the_simulation(tmp_path):
   some = runs.federation(
     tmp_path, sizes=runs.FEW, method="auto", auto__kernels="linear"
@@ -48,7 +66,8 @@ def test_auto_chooses_and_trains_as_in_the_simulation(tmp_path):
   )
   assert [t.name for t in found.trials] == [t.name for t in choice.trials]
   assert len(found.trials) == 2
+  # Fifty steps of L-BFGS in a row make more of rounding than the others' do.
   for mine, theirs in zip(found.trials, choice.trials, strict=True):
-    np.testing.assert_allclose(mine[1:5], theirs[1:5], rtol=1e-9)
+    np.testing.assert_allclose(mine[1:5], theirs[1:5], rtol=1e-6)
   wanted = runs.simulated(some, choice.config)
-  runs.assert_same_scores(found.result.history, wanted.history)
+  runs.assert_same_scores(found.result.history, wanted.history, 1e-6)

@@ -20,7 +20,7 @@ from fedbnr_jax.network import finish, preparation, site_model
 from fedbnr_jax.network.agreement import Agreement
 from fedbnr_jax.network.members import SECONDS, Members, stopped
 from fedbnr_jax.network.rounds import program_of
-from fedbnr_jax.network.sums import Check, Sums
+from fedbnr_jax.network.sums import PAUSE, Sums
 from fedbnr_jax.network.transport import Failure, Transport
 from fedbnr_jax.run import training
 from fedbnr_jax.run.config import AUTO, left_open
@@ -30,10 +30,6 @@ from fedbnr_jax.workflow import Outcome, Progress
 _NOTE = "run.json"  # What of a run must outlive a restart, beside sums and checkpoints.
 
 
-def _accept(site: str, vector: np.ndarray, question: Any) -> None:
-  """Looks at nothing."""
-
-
 def run(
   agreement: Agreement,
   transport: Transport,
@@ -41,7 +37,7 @@ def run(
   *,
   progress: Progress | None = None,
   seconds: float = SECONDS,
-  check: Check = _accept,
+  pause: float = PAUSE,
 ) -> Outcome:
   """Trains over the sites of an agreement, or takes up what was stopped in a folder.
 
@@ -51,7 +47,7 @@ def run(
     workdir: The folder of the run; made if need be.
     progress: Is called as rounds go by.
     seconds: For which a site is waited for.
-    check: Looks at each message, or, where sums are masked, at each sum.
+    pause: Seconds before a site that must answer is asked again.
 
   Raises:
     InputError: If the folder is another run's, a site refuses or is too late, or fewer
@@ -74,7 +70,7 @@ def run(
     if done:  # But the model is not with all sites.
       _deliver(members, folder, note)
       return Outcome(was_finished=True)
-    sums = Sums(members, folder.network, check)
+    sums = Sums(members, folder.network, pause)
     outcome = _train(config, folder, sums, progress)
     _deliver(members, folder, note)
     return outcome

@@ -15,7 +15,7 @@ from fedbnr_jax.intervals import Calibration, gaussian_reach, percent
 from fedbnr_jax.network.preparation import NetworkTask
 from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.rounds import model_arrays, score_sums
-from fedbnr_jax.network.sums import Sums
+from fedbnr_jax.network.sums import END, Sums
 from fedbnr_jax.run import journal, seal, training
 from fedbnr_jax.run.records import RunFolder
 
@@ -58,7 +58,7 @@ def write(
   from fedbnr_jax.report import page
   from fedbnr_jax.report import run as report
 
-  sums.begin_round(f"{task.name} end")
+  sums.begin_round(task.name, END)
   found = ask(task, sums, result)
   number = len(result.history)
   if found.calibrated is not None:
@@ -75,11 +75,8 @@ def write(
 def ask(task: NetworkTask, sums: Sums, result: training.Result) -> Found:
   """Asks the sites for what is told of the model at its best round."""
   _, test = score_sums(task, sums, result.state)
-  like = np.zeros(len(conformal.EDGES) + 1, np.int64)
   model = model_arrays(task, result.state)
-  counts = sums.tree(
-    Question("conformal", task.name, 0, (), model), {"calibration": like, "test": like}
-  )
+  counts = sums.tree(Question("conformal", task.name, 0, (), model))
   calibrated = None
   if counts["calibration"].sum():
     calibrated = Calibration(counts["calibration"], "rows")

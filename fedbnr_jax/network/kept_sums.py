@@ -6,7 +6,9 @@ Sites that mask would refuse to be asked twice when others have come or gone mea
 import os
 import pathlib
 import shutil
-from typing import Any, NamedTuple
+import types
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.network.question import Question
 
 _VECTOR = "vector"
+_PART = "part "  # Before a site's name.
 _PHASE = "phase.json"
 
 
@@ -24,12 +27,12 @@ class Summed(NamedTuple):
   Attributes:
     vector: [n] the sum of their vectors.
     members: The sites that are in it.
-    shapes: Pairs (name, shape) of what the vector holds, where that has names.
+    parts: [n] of each site, by name, where later answers are checked by them.
   """
 
   vector: np.ndarray
   members: tuple[str, ...]
-  shapes: Any = None
+  parts: Mapping[str, np.ndarray] = types.MappingProxyType({})
 
 
 class KeptSums:
@@ -60,7 +63,8 @@ class KeptSums:
       return None
     try:
       arrays, note = files.read_arrays(path)
-      return Summed(arrays[_VECTOR], tuple(note["members"]), note["shapes"])
+      parts = {name: arrays[_PART + name] for name in note["parts"]}
+      return Summed(arrays[_VECTOR], tuple(note["members"]), parts)
     except Exception as error:  # Whatever a damaged file makes NumPy raise.
       raise InputError(f"{path} is damaged ({error}): start a new run.") from error
 
@@ -68,8 +72,9 @@ class KeptSums:
     """Notes a sum before anything is made of it."""
     path = self._path(question, stays)
     path.parent.mkdir(parents=True, exist_ok=True)
-    note = {"members": list(summed.members), "shapes": summed.shapes}
-    files.write_arrays(path, {_VECTOR: summed.vector}, note)
+    note = {"members": list(summed.members), "parts": list(summed.parts)}
+    parts = {_PART + name: part for name, part in summed.parts.items()}
+    files.write_arrays(path, {_VECTOR: summed.vector, **parts}, note)
 
   def _path(self, question: Question, stays: bool) -> pathlib.Path:
     folder = self._folder / "stays" if stays else self._round

@@ -150,11 +150,6 @@ class MaskedSum:
       raise InputError(f"{site!r} is no member of {self.attempt}.")
 
 
-def size_of(message: bytes) -> int:
-  """Returns n, of how many numbers a masked message is."""
-  return max(0, (len(message) - masks.HEADER_BYTES) // 16 - 1)
-
-
 def collect(
   total: MaskedSum,
   ask_masks: AskMasks,

@@ -5,7 +5,7 @@ the run; it says so, is told again, and then answers.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from fedbnr_jax.network.transport import Failure, Transport
 
 SECONDS = 600.0  # For which a site is waited for, unless somebody says otherwise.
 Reply = protocol.Message | Failure
+_FORGOTTEN = ("unknown-run", "unknown-training")  # By a site that was restarted.
 
 
 class Members:
@@ -115,26 +116,14 @@ class Members:
   def ask(self, messages: Mapping[str, bytes], training: str = "") -> dict[str, Reply]:
     """Sends messages, and again to members that had to be told of run or training."""
     replies = self._sent(messages)
-    if self._keys is not None:
-      replies |= self._again(messages, replies, "unknown-run", [self._keys])
-    begin = self._begins.get(training)
-    if begin is not None:
-      replies |= self._again(messages, replies, "unknown-training", [begin])
+    new = [name for name, reply in replies.items() if _code(reply) in _FORGOTTEN]
+    if new:
+      # Of both: which of them a site misses first is its own affair.
+      for told in (self._keys, self._begins.get(training)):
+        if told is not None:
+          self._sent(dict.fromkeys(new, told))
+      replies |= self._sent({name: messages[name] for name in new})
     return replies
-
-  def _again(
-    self,
-    messages: Mapping[str, bytes],
-    replies: Mapping[str, Reply],
-    code: str,
-    before: Iterable[bytes],
-  ) -> dict[str, Reply]:
-    new = [name for name, reply in replies.items() if _code(reply) == code]
-    if not new:
-      return {}
-    for message in before:
-      self._sent(dict.fromkeys(new, message))
-    return self._sent({name: messages[name] for name in new})
 
   def _sent(self, messages: Mapping[str, bytes]) -> dict[str, Reply]:
     """Sends messages, and reads what comes back as far as it belongs to them."""

@@ -47,6 +47,11 @@ class NetworkTask(FromConfig):
     return len(self.client_names)
 
   @property
+  def notes_clients(self) -> bool:
+    """Sites have names that people know, and are seldom all there."""
+    return True
+
+  @property
   def num_padded_rows(self) -> int:
     """There is no array of rows here; a model's shapes do not depend on its length."""
     return 1
@@ -89,6 +94,7 @@ def prepare(config: ml_collections.ConfigDict, sums: Sums) -> NetworkTask:
   if needs_inputs(config):
     summary = input_summary.from_sums(asking(sums, name), preprocessor)
   _require_memory(config, summary, preprocessor.num_inputs)
+  sums.answers.begin_training(name, config, preprocessor)
   what = digest("table", canonical(record), canonical(sizes))
   table = TableNote(
     agreed.name, sum(sizes.values()), what, agreed.features, agreed.target.name

@@ -14,7 +14,6 @@ from fedbnr_jax.federated.exchange import Exchange, Message, Own
 from fedbnr_jax.federated.state import State
 from fedbnr_jax.gp import metrics
 from fedbnr_jax.network import vectors
-from fedbnr_jax.network.parts import Part
 from fedbnr_jax.network.preparation import NetworkTask
 from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.sums import Sums
@@ -52,24 +51,15 @@ def ask_exchange(
     number: Of the exchange.
     down: The message that all sites receive.
   """
-  of: dict[str, tuple[Part, ...]] = {
-    "exchange": task.parts.exchanges,
-    "held-out": task.parts.held_out,
-  }
-  arrays = vectors.to_arrays(down)
-  question = Question(name, task.name, number, (), arrays)
-  return sums.tree(question, of[name][number].up_like)
+  question = Question(name, task.name, number, (), vectors.to_arrays(down))
+  return sums.tree(question)
 
 
 def score_sums(
   task: NetworkTask, sums: Sums, state: State
 ) -> tuple[metrics.ScoreSums, metrics.ScoreSums]:
   """Asks for the sums by which validation and test rows are scored."""
-  like = metrics.no_score_sums()
-  found = sums.tree(
-    Question("scores", task.name, 0, (), model_arrays(task, state)),
-    {"validation": like, "test": like},
-  )
+  found = sums.tree(Question("scores", task.name, 0, (), model_arrays(task, state)))
   return found["validation"], found["test"]
 
 
@@ -92,7 +82,7 @@ def program_of(task: NetworkTask, sums: Sums) -> Program:
 
   def step(key: chex.PRNGKey, state: State, *placed: Any) -> Stepped:
     del placed
-    sums.begin_round(f"{task.name} {int(state.server.num_rounds)}")
+    sums.begin_round(task.name, f"round {int(state.server.num_rounds) + 1}")
     state = jax.tree.map(jnp.asarray, state)
     state, info = algorithm.round_with(collector, key, state, None, task.num_clients)
     for number, exchange in enumerate(algorithm.held_out):

@@ -184,9 +184,6 @@ class Site:
     vector = vectors.to_vector(tree)
     if not np.isfinite(vector).all():
       raise RefusalError("not-finite", f"{what} has numbers that are not finite")
-    head: dict[str, Any] = {}
-    if question.is_named(asked):
-      head["shapes"] = [[k, list(np.shape(tree[k]))] for k in sorted(tree)]
     masked, sent = self._agreement.masking, vector
     if masked:
       sent = self._runs[run].mask(message.head, asked, vector)
@@ -201,7 +198,7 @@ class Site:
       masked=masked,
       meaning=meaning,
     )
-    return head, (sent,)
+    return {}, (sent,)
 
   def _tree(self, asked: Question) -> tuple[Any, str]:
     """Computes what is asked for; returns it and its name for people."""

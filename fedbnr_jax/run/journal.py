@@ -246,6 +246,9 @@ def _record(
   }
   record |= {f"val_{name}": in_validation[name] for name in VALIDATION_SCORES}
   record |= {f"test_{name}": in_test[name] for name in TEST_SCORES}
+  if task.notes_clients:
+    pairs = zip(task.client_names, info.answered, strict=True)
+    record |= {f"in_{name}": int(answered) for name, answered in pairs}
   return record | {
     "noise_std": float(noise_std) * scale,
     "prior_std": float(prior_std) * scale,
