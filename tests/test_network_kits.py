@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused(sites, server, message, tmp_path):
 
 
 def test_an_agreement_with_another_key_for_this_site_is_refused(fed, tmp_path):
-  agreed = network_runs.agreement()
+  agreed = network_runs.agreement(method="fedridge")
   joining.agreements.write(tmp_path / "federation.json", agreed)
   network_runs.frame("north", 30).to_csv(tmp_path / "north.csv", index=False)
   with pytest.raises(InputError, match="another key for site 'north'"):
