@@ -21,6 +21,9 @@ from fedbnr_jax.run import processes
 from fedbnr_jax.run.coverage import warn_of_coverage
 from launch import common, distributed
 
+flags.adopt_module_key_flags(distributed)
+flags.declare_key_flag(common.CONFIG)
+flags.declare_key_flag(common.WORKDIR)
 _TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Write TensorBoard events too.")
 
 
