@@ -58,15 +58,19 @@ def _means(results: pd.DataFrame) -> pd.DataFrame:
   keys = tables.keys(results)
   done = results[results.status == "done"]
   groups = done.groupby(keys, sort=False, dropna=False)
-  means = groups.seed.count().rename("seeds").to_frame()
+  means = pd.DataFrame(index=groups.size().index)
   for column, name in _SCORES.items():
     if column in done.columns:
       means[name] = groups[column].apply(lambda v: pd.to_numeric(v).mean())
+  place = 0
   if "RMSE" in means:
     place = list(means.columns).index("RMSE") + 1
     means.insert(place, "its SEM", groups.test_rmse.sem())
     means.insert(place + 1, "paper", beside.set_index(keys).paper)
-  return means.reset_index()
+    # Behind the first scores, which should be seen on a phone without scrolling.
+    place += 2
+  means.insert(place, "seeds", groups.seed.count())
+  return means.reset_index().rename(columns={"num_clients": "clients"})
 
 
 def _failures(results: pd.DataFrame) -> list[Section]:
