@@ -7,6 +7,7 @@ import pandas as pd
 from fedbnr_jax.report import page, paper_tables, score_figure, tables
 from fedbnr_jax.report.page import Section, Tile
 
+_UP = "million floats up"
 # Names of columns on the page, by the column of a results file whose mean they are.
 _SCORES = {
   "test_rmse": "RMSE",
@@ -18,11 +19,11 @@ _SCORES = {
   "val_rmse": "validation RMSE",
   "rounds": "rounds",
   "seconds": "seconds",
-  "floats_up": "floats up",
+  "floats_up": _UP,
 }
 _FORMATS = {
   **dict.fromkeys(("seeds", "rounds", "seconds"), "{:.0f}".format),
-  **{"in 95 %": "{:.1%}".format, "floats up": "{:,.0f}".format},
+  **{"in 95 %": "{:.1%}".format, _UP: "{:,.2f}".format},
 }
 
 
@@ -62,6 +63,8 @@ def _means(results: pd.DataFrame) -> pd.DataFrame:
   for column, name in _SCORES.items():
     if column in done.columns:
       means[name] = groups[column].apply(lambda v: pd.to_numeric(v).mean())
+  if _UP in means:
+    means[_UP] /= 1e6
   place = 0
   if "RMSE" in means:
     place = list(means.columns).index("RMSE") + 1
