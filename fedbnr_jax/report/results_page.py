@@ -23,7 +23,8 @@ _SCORES = {
 }
 _FORMATS = {
   **dict.fromkeys(("seeds", "rounds", "seconds"), "{:.0f}".format),
-  **{"in 95 %": "{:.1%}".format, _UP: "{:,.2f}".format},
+  **{"its SEM": "{:.2g}".format, "ECE": "{:.3f}".format},
+  **{"in 95 %": "{:.1%}".format, _UP: "{:.3g}".format},
 }
 
 
