@@ -75,7 +75,7 @@ def run_page(outcome: Outcome) -> str:
     *_intervals(outcome),
     *_by_client(outcome),
     *_relevance(outcome),
-    *tried(outcome.trials),
+    *tried(outcome.trials, experiment.config),
     *_compared(outcome),
     _data(outcome),
     of_config(experiment.config),
@@ -231,8 +231,8 @@ def of_relevance(task: Task, result: training.Result) -> Section:
   return Section("Which columns matter", body)
 
 
-def tried(trials: Sequence[Trial]) -> list[Section]:
-  """Lists the candidates of method `auto`."""
+def tried(trials: Sequence[Trial], chosen: ml_collections.ConfigDict) -> list[Section]:
+  """Lists the candidates of method `auto`, and which of them was chosen."""
   if not trials:
     return []
   frame = pd.DataFrame([trial._asdict() for trial in trials])
@@ -244,7 +244,7 @@ def tried(trials: Sequence[Trial]) -> list[Section]:
     "on validation rows or, where these are fewer than 100, by the evidence of all "
     "rows. Standardised inputs must be better than normal scores by a margin."
   )
-  taken = candidates.taken(outcome.experiment.config)
+  taken = candidates.taken(chosen)
   frame["taken"] = ["yes" if name == taken else "" for name in frame["candidate"]]
   columns = ["candidate", "taken", "validation RMSE", "NLL", "seconds"]
   table = page.table(frame[columns], {"seconds": "{:.1f}".format})
