@@ -139,7 +139,7 @@ def _page(
   ]
   if len(task.table.features) > 1 and not task.parts.keeps:
     sections.append(run_page.of_relevance(task, result))
-  sections += [*run_page.tried(trials), _data(task, summary)]
+  sections += [*run_page.tried(trials, task.config), _data(task, summary)]
   sections.append(run_page.of_config(task.config))
   return page.page(title, lead, run_page.tiles(summary, task.table.target), sections)
 
