@@ -21,7 +21,7 @@ from fedbnr_jax.federated.algorithm import FederatedAlgorithm
 from fedbnr_jax.federated.exchange import Exchange
 from fedbnr_jax.federated.federation import Rows
 from fedbnr_jax.federated.state import ServerState, State
-from fedbnr_jax.gp import blr, metrics
+from fedbnr_jax.gp import blr, metrics, urk
 from fedbnr_jax.run import input_summary
 
 
@@ -67,6 +67,8 @@ class Parts:
     model: `model_of`.
     predict: Mean and variance [N] of x [N, D] under a message that holds a model, and
       what the client keeps.
+    draw: The last layer's ω, from the seed and what is known of the inputs; None for a
+      method without.
     score: Sums by which mean, variance and targets [N] are scored.
   """
 
@@ -79,6 +81,7 @@ class Parts:
   keeps: bool
   model: Callable[[ServerState], ServerState]
   predict: Callable[..., Any]
+  draw: Callable[[urk.Source], Any] | None
   score: Callable[..., metrics.ScoreSums]
 
 
@@ -163,6 +166,10 @@ def _of_key(key: str, num_clients: int, num_inputs: int) -> Parts:
     mean, variance = plain.predict(state, x)
     return mean.reshape(len(x)), variance.reshape(len(x))
 
+  draw = None
+  if algorithms.method(config.method).random_features:
+    kernel = prediction.feature_map(config)
+    draw = jax.jit(lambda source: urk.draw_omega(kernel, source, rows.x))
   return Parts(
     tuple(part(exchange, rows) for exchange in plain.exchanges),
     tuple(part(exchange, scored) for exchange in plain.held_out),
@@ -173,5 +180,6 @@ def _of_key(key: str, num_clients: int, num_inputs: int) -> Parts:
     bool(jax.tree.leaves(own_like)),
     jax.jit(model_of),
     jax.jit(predict),
+    draw,
     jax.jit(metrics.score_sums),
   )

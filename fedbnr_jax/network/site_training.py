@@ -15,10 +15,11 @@ from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.federation import Rows
 from fedbnr_jax.federated.state import ServerState
-from fedbnr_jax.gp import conformal, metrics
+from fedbnr_jax.gp import conformal, metrics, urk
 from fedbnr_jax.network import parts, vectors
 from fedbnr_jax.network.own_states import OwnStates
 from fedbnr_jax.network.question import Question
+from fedbnr_jax.network.refusal import RefusalError
 from fedbnr_jax.network.schema import SiteTable
 from fedbnr_jax.network.site_rows import SiteSplit
 from fedbnr_jax.prediction import padded_size
@@ -26,6 +27,7 @@ from fedbnr_jax.run import input_summary
 from fedbnr_jax.run.task import init_key
 
 _CHUNK = 8192  # Rows predicted at a time: bounds the memory.
+_ROUNDING = 1e-4  # Of draws on different machines.
 Model = tuple[ServerState, Any]  # What all have, and what the site keeps.
 
 
@@ -76,6 +78,7 @@ class SiteTraining:
     self._summary = input_summary.Site(inputs[split.train])
     names = sorted(members)
     self._parts = parts.of_config(config, len(names), inputs.shape[1])
+    self._same_draws = False  # Whether they have been compared, and are.
     self._own: OwnStates | None = None
     if self._parts.keeps:
       number = jnp.asarray(names.index(name), jnp.int32)
@@ -96,6 +99,7 @@ class SiteTraining:
     if question.name in ("exchange", "held-out"):
       return self._exchange(question)
     server = vectors.from_arrays(question.arrays, self._parts.model_like)
+    self._require_same_draws(server)
     model = server, self.own_after(question.place.round)
     if question.name == "scores":
       return {
@@ -108,6 +112,19 @@ class SiteTraining:
         "test": self._counts(model, self._test),
       }
     raise InputError(f"question {question.name!r} is not about a training.")
+
+  def _require_same_draws(self, server: ServerState) -> None:
+    """Raises RefusalError unless ω of the coordinator is what this machine draws, too.
+
+    Sums under one kernel and predictions under another would fit nothing.
+    """
+    if self._parts.draw is None or self._same_draws:
+      return
+    drawn = self._parts.draw(urk.Source(server.seed, server.inputs))
+    pairs = zip(*map(jax.tree.leaves, (drawn, server.omega)), strict=True)
+    self._same_draws = all(np.allclose(a, b, _ROUNDING, _ROUNDING) for a, b in pairs)
+    if not self._same_draws:
+      raise RefusalError("other-draws")
 
   def own_after(self, number: int) -> Any:
     """Returns what the site kept after a round; () if it keeps nothing."""
