@@ -105,7 +105,24 @@ def summarise(
   summary = journal.summarise(experiment, result.history)
   if calibrated is None:
     return summary
-  summary |= {
+
+  def covered(reach: float) -> float:
+    off = _scores(experiment, result.state, experiment.split.test)
+    return float(np.mean(off <= reach))
+
+  return summary | of_intervals(calibrated, covered)
+
+
+def of_intervals(
+  calibrated: Calibration, covered: Callable[[float], float]
+) -> dict[str, Any]:
+  """The fields of `summary.json` that tell of conformal intervals.
+
+  Args:
+    calibrated: What they rest on.
+    covered: Gives the share of test rows that are off by so many deviations at most.
+  """
+  told = {
     "calibrated_by": calibrated.by,
     "calibration_rows": calibrated.num_rows,
     # Of Gaussian intervals.
@@ -116,9 +133,8 @@ def summarise(
   try:
     reach = calibrated.threshold(0.95)
   except InputError:  # There are too few rows, as whoever predicts is told.
-    return summary
-  off = _scores(experiment, result.state, experiment.split.test)
-  return summary | {"test_coverage95_conformal": float(np.mean(off <= reach))}
+    return told
+  return told | {"test_coverage95_conformal": covered(reach)}
 
 
 def _without(experiment: Experiment, left_out: Sequence[np.ndarray]) -> Experiment:

@@ -6,8 +6,8 @@ import pathlib
 from typing import Any
 
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import Record
+from fedbnr_jax.run.task import Task
 
 FOLDER = "tensorboard"  # Of the events, in a run's folder.
 
@@ -32,12 +32,12 @@ class EventWriter:
   def trying(self, name: str) -> None:
     """Writes nothing: a candidate's only round is a record if it is chosen."""
 
-  def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
+  def start(self, task: Task, rounds_done: int, num_runs: int) -> None:
     """Opens a file of events; those of rounds that are done anew are dropped."""
     # Here, because nobody else needs it.
     from tensorboardX import SummaryWriter
 
-    del experiment
+    del task
     if num_runs > 1:
       raise InputError(
         "TensorBoard events are of one training: leave config.num_seeds at 1, or do "

@@ -130,10 +130,11 @@ def _empty(
   """A federation of this shape [K, N, D], from which a method can be initialised."""
   x = jnp.zeros(shape, config.dtype)
   clients = Rows(x, x[:, :, 0], jnp.ones(shape[:2], bool))
-  inputs = input_summary.empty(shape[-1]) if _needs_inputs(config) else ()
+  inputs = input_summary.empty(shape[-1]) if needs_inputs(config) else ()
   return Federation(clients, ServerSet(x[0], x[0, :, 0]), inputs)
 
 
-def _needs_inputs(config: ml_collections.ConfigDict) -> bool:
+def needs_inputs(config: ml_collections.ConfigDict) -> bool:
+  """Whether the kernel of a method draws from what is known of the inputs."""
   method = algorithms.method(config.method)
   return method.random_features and feature_map(config).needs_inputs

@@ -2,8 +2,8 @@
 
 import warnings
 
-from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import Record
+from fedbnr_jax.run.task import Task
 
 with warnings.catch_warnings(action="ignore"):
   # In a notebook without ipywidgets it warns, and draws a bar of text, which will do.
@@ -28,13 +28,13 @@ class ProgressBar:
       self._bar = tqdm(bar_format="{desc}", leave=False, disable=self._disable)
     self._bar.set_description_str(f"auto tries {name}")
 
-  def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
+  def start(self, task: Task, rounds_done: int, num_runs: int) -> None:
     """Draws the bar of `num_runs` trainings, some rounds of which may be done."""
     self.close()
     self._bar = tqdm(
-      total=experiment.config.num_rounds * num_runs,
+      total=task.config.num_rounds * num_runs,
       initial=rounds_done,
-      desc=f"{experiment.dataset.name} {experiment.config.method}",
+      desc=f"{task.table.name} {task.config.method}",
       unit="round",
       disable=self._disable,
     )

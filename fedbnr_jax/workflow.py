@@ -35,6 +35,7 @@ from fedbnr_jax.run.checkpoints import Checkpoints, Saved, kernel_digest
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.program import Program, make_batched_program, make_program
 from fedbnr_jax.run.records import Record, RunFolder, as_json
+from fedbnr_jax.run.task import Task
 
 
 class Progress(Protocol):
@@ -43,7 +44,7 @@ class Progress(Protocol):
   def trying(self, name: str) -> None:
     """Takes notice that method `auto` tries a candidate of this name."""
 
-  def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
+  def start(self, task: Task, rounds_done: int, num_runs: int) -> None:
     """Takes notice that rounds begin; `rounds_done` were done by an earlier start."""
 
   def update(self, record: Record) -> None:
@@ -66,9 +67,9 @@ class Watchers:
     for one in self._watchers:
       one.trying(name)
 
-  def start(self, experiment: Experiment, rounds_done: int, num_runs: int) -> None:
+  def start(self, task: Task, rounds_done: int, num_runs: int) -> None:
     for one in self._watchers:
-      one.start(experiment, rounds_done, num_runs)
+      one.start(task, rounds_done, num_runs)
 
   def update(self, record: Record) -> None:
     for one in self._watchers:
@@ -199,7 +200,7 @@ def train_one(
     return Outcome()  # Nothing is shared: the first process does it alone.
   program = program_for(experiment)
   rounds_done = len(folder.metrics()) if is_first else 0
-  with _watched(progress, experiment, rounds_done) as on_round:
+  with watched(progress, experiment, rounds_done) as on_round:
     own = folder if is_first else None
     result = training.train(experiment, program, own, on_round, begun)
     on_fold = progress.calibrating if progress else None
@@ -243,7 +244,7 @@ def train_seeds(
 
   processes.first_does(claim)
   is_first = processes.is_first()
-  with _watched(progress, experiments[0], 0, len(experiments)) as on_round:
+  with watched(progress, experiments[0], 0, len(experiments)) as on_round:
     results = training.train_batch(
       experiments,
       make_batched_program(experiments[0].algorithm, transform=jax.jit),
@@ -403,9 +404,9 @@ def _slot(key: str) -> list[Program]:
 
 
 @contextlib.contextmanager
-def _watched(
+def watched(
   progress: Progress | None,
-  experiment: Experiment,
+  task: Task,
   rounds_done: int,
   num_runs: int = 1,
 ) -> Iterator[Callable[[Record], None] | None]:
@@ -413,7 +414,7 @@ def _watched(
   if progress is None:
     yield None
     return
-  progress.start(experiment, rounds_done, num_runs)
+  progress.start(task, rounds_done, num_runs)
   try:
     yield progress.update
   finally:

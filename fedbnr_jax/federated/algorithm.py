@@ -214,10 +214,14 @@ class FederatedAlgorithm:
   def with_server_parts(self, transform: Transform) -> "FederatedAlgorithm":
     """Transforms what the server computes, for collectors that cannot be traced."""
 
+    made: dict[Exchange, Exchange] = {}  # One exchange may be in several stages.
+
     def transformed(exchange: Exchange) -> Exchange:
-      return exchange._replace(
-        broadcast=transform(exchange.broadcast), server=transform(exchange.server)
-      )
+      if exchange not in made:
+        made[exchange] = exchange._replace(
+          broadcast=transform(exchange.broadcast), server=transform(exchange.server)
+        )
+      return made[exchange]
 
     def stage_of(stage: Stage) -> Stage:
       exchanges = tuple(map(transformed, stage.exchanges))

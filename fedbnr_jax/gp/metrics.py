@@ -243,6 +243,17 @@ def score_sums(mean: ArrayLike, variance: ArrayLike, targets: ArrayLike) -> Scor
   )
 
 
+def no_score_sums() -> ScoreSums:
+  """Makes the sums of a client that has no rows to be scored."""
+  zero = jnp.zeros(())
+  return ScoreSums(zero, zero, zero, zero, jnp.zeros(len(_LEVELS)))
+
+
+def shares_inside(sums: ScoreSums) -> jax.Array:
+  """Returns the shares [100] inside central intervals of `interval_levels(100)`."""
+  return (sums.inside / sums.count)[1 : 1 + _GRIDS[0]]
+
+
 def scores(sums: ScoreSums) -> dict[str, jax.Array]:
   """Computes every score of this module from summed rows; see `evaluate`."""
   share = sums.inside / sums.count

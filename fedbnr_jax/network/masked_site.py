@@ -38,7 +38,8 @@ from fedbnr_jax.network import fixed_point, masks, primitives, site_memory
 from fedbnr_jax.network.attempt import Attempt, require_enough
 from fedbnr_jax.network.framing import digest
 from fedbnr_jax.network.keys import RunKeys
-from fedbnr_jax.network.site_memory import Answer, Memory
+from fedbnr_jax.network.site_answers import Answer
+from fedbnr_jax.network.site_memory import Memory
 
 
 class MaskedSite:
@@ -88,7 +89,7 @@ class MaskedSite:
     one = fixed_point.encode(np.ones(1), num_members)
     limbs = np.concatenate([fixed_point.encode(vector, num_members), one])
     with self._memory() as memory:
-      known = memory.answers.get(attempt.broadcast)
+      known = memory.find(attempt.broadcast)
       _require_may_answer(memory, known, attempt)
       again = known is not None and known.number == attempt.number
       seed = known.seed if known and again else primitives.new_seed()
@@ -121,7 +122,7 @@ class MaskedSite:
     """
     self._require_member(attempt)
     with self._memory() as memory:
-      known = memory.answers.get(attempt.broadcast)
+      known = memory.find(attempt.broadcast)
       if known is None or known.number < attempt.number:
         raise InputError(
           f"{attempt} was not answered here: there is nothing to reveal."
@@ -223,9 +224,8 @@ def _require_may_answer(memory: Memory, known: Answer | None, attempt: Attempt) 
       f"attempt {known.number} at step {attempt.broadcast.step} was answered already: "
       f"attempt {attempt.number}, an earlier one, is not."
     )
-  for broadcast, answer in memory.answers.items():
-    same = broadcast.question == attempt.broadcast.question
-    if same and answer.revealed and answer.members != attempt.members:
+  for broadcast, answer in memory.of_question(attempt.broadcast.question):
+    if answer.revealed and answer.members != attempt.members:
       raise InputError(
         f"the question of {attempt} was answered at step {broadcast.step} with other "
         f"members ({listing(answer.members)}): the sums would differ by single sites."

@@ -8,33 +8,19 @@ old copy that is put back in its place is not noticed: never restore it from a b
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
 from fedbnr_jax.errors import InputError
-from fedbnr_jax.files import explain_os_errors, replacing
 from fedbnr_jax.lock import alone_in
-from fedbnr_jax.network import primitives
+from fedbnr_jax.network import primitives, secret_file, site_answers
 from fedbnr_jax.network.attempt import Broadcast
-from fedbnr_jax.network.framing import digest
+from fedbnr_jax.network.site_answers import Answer, Archive
 
-_VERSION = 1
-_PURPOSE = "fedbnr-jax site memory 1"
-_ROLE = "the folder of a site's memory"
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-  """A site's last answer to a broadcast; the seeds of those before are forgotten."""
-
-  number: int  # Of the attempt.
-  members: tuple[str, ...]
-  seed: bytes  # Of the site's own mask.
-  receipt: str  # Digest of the masked message.
-  revealed: str = ""  # Digest of all members' receipts, once the seed has left.
+# Final answers that stay in the file that is written anew for each sum.
+_MOST_FINAL = 200
 
 
 @dataclasses.dataclass
@@ -45,7 +31,23 @@ class Memory:
   site: str  # Own name.
   private: bytes  # Own run key.
   public: dict[str, bytes]  # Run keys of all sites; empty until they are known.
-  answers: dict[Broadcast, Answer]
+  answers: dict[Broadcast, Answer]  # All that may change, and the last final ones.
+  archives: tuple[Archive, ...] = ()  # Older ones, which are final.
+
+  def find(self, broadcast: Broadcast) -> Answer | None:
+    """Returns the last answer to a broadcast, if there is one."""
+    for answers in (self.answers, *(archive.answers for archive in self.archives)):
+      if broadcast in answers:
+        return answers[broadcast]
+    return None
+
+  def of_question(self, question: str) -> Iterator[tuple[Broadcast, Answer]]:
+    """Yields the answers to a question, at whatever step."""
+    for broadcast, answer in self.answers.items():
+      if broadcast.question == question:
+        yield broadcast, answer
+    for archive in self.archives:
+      yield from archive.of_question(question)
 
 
 def start(path: str | os.PathLike[str], run: str, site: str) -> bytes:
@@ -86,33 +88,25 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Memory]:
 def write(path: str | os.PathLike[str], memory: Memory) -> None:
   """Writes a memory so that it outlives a power cut from the moment of return."""
   path = pathlib.Path(path)
-  content = json.dumps(_to_json(memory))
-  header = json.dumps({"version": _VERSION, "digest": digest(_PURPOSE, content)})
-  with explain_os_errors(path.parent, _ROLE):
-    with replacing(path) as part:
-      part.unlink(missing_ok=True)  # Of a process that was killed.
-      private = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-      with open(private, "w", encoding="utf-8") as file:
-        file.write(f"{header}\n{content}\n")
-    _sync_folder(path.parent)
+  final = {key: answer for key, answer in memory.answers.items() if answer.revealed}
+  if len(final) > _MOST_FINAL:
+    # Until the memory names it below, nobody reads it; it may be written again.
+    name = f"{path.name}.{len(memory.archives) + 1}"
+    archive = site_answers.write_archive(path.with_name(name), final)
+    memory.archives = (*memory.archives, archive)
+    memory.answers = {k: a for k, a in memory.answers.items() if k not in final}
+  secret_file.write(path, _to_json(memory))
 
 
 def _read(path: pathlib.Path) -> Memory:
   try:
-    text = path.read_bytes()
+    content, _ = secret_file.read(path)
+    return _from_json(path, content)
   except OSError as error:
     raise InputError(
       f"a site's memory cannot be read at {path} ({error.strerror}): put it back; "
       "without it this site cannot go on with the run."
     ) from error
-  try:
-    first, content, end = text.decode("utf-8").split("\n")
-    header = json.loads(first)
-    if header["version"] != _VERSION:
-      raise ValueError(f"version {header['version']} is not known")
-    if header["digest"] != digest(_PURPOSE, content) or end:
-      raise ValueError("its digest does not match")
-    return _from_json(json.loads(content))
   except Exception as error:  # Whatever a damaged file makes json and others raise.
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     raise InputError(
@@ -127,54 +121,27 @@ def _alone(path: pathlib.Path) -> Iterator[None]:
     yield
 
 
-def _sync_folder(folder: pathlib.Path) -> None:
-  """Makes a new name in a folder last; the file's content already does."""
-  if os.name != "posix":  # Elsewhere a folder cannot be opened.
-    return
-  handle = os.open(folder, os.O_RDONLY)
-  try:
-    os.fsync(handle)
-  finally:
-    os.close(handle)
-
-
 def _to_json(memory: Memory) -> dict[str, Any]:
-  # Most answers have the same members: their names are written once.
-  sets = list(dict.fromkeys(answer.members for answer in memory.answers.values()))
-  places = {members: place for place, members in enumerate(sets)}
   return {
     "run": memory.run,
     "site": memory.site,
     "private": memory.private.hex(),
     "public": {name: key.hex() for name, key in memory.public.items()},
-    "sets": sets,
-    "answers": [
-      [
-        broadcast.step,
-        broadcast.question,
-        answer.number,
-        places[answer.members],
-        answer.seed.hex(),
-        answer.receipt,
-        answer.revealed,
-      ]
-      for broadcast, answer in memory.answers.items()
-    ],
+    "archives": [[archive.name, archive.seal] for archive in memory.archives],
+    **site_answers.to_json(memory.answers),
   }
 
 
-def _from_json(content: dict[str, Any]) -> Memory:
+def _from_json(path: pathlib.Path, content: dict[str, Any]) -> Memory:
   run = content["run"]
-  answers = {}
-  sets = [tuple(members) for members in content["sets"]]
-  for step, question, number, place, seed, receipt, revealed in content["answers"]:
-    answers[Broadcast(run, step, question)] = Answer(
-      number, sets[place], bytes.fromhex(seed), receipt, revealed
-    )
   return Memory(
     run,
     content["site"],
     bytes.fromhex(content["private"]),
     {name: bytes.fromhex(key) for name, key in content["public"].items()},
-    answers,
+    site_answers.from_json(run, content),
+    tuple(
+      site_answers.read_archive(path.with_name(name), seal, run)
+      for name, seal in content["archives"]
+    ),
   )

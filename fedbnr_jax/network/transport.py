@@ -8,9 +8,15 @@ Answer = Callable[[bytes], bytes]
 
 
 class Failure(NamedTuple):
-  """Why there is no answer of a site, in a few words that follow its name."""
+  """Why there is no answer of a site.
+
+  Attributes:
+    reason: A few words that follow the site's name.
+    code: Of a site that refuses, one of `refusal.SENTENCES`; else "".
+  """
 
   reason: str
+  code: str = ""
 
 
 class Transport(Protocol):

@@ -124,9 +124,19 @@ def reliability(mean: np.ndarray, variance: np.ndarray, targets: np.ndarray) -> 
   Args:
     mean, variance, targets: [N] predicted means, their variances, true values.
   """
-  levels = interval_levels(100)
   reached = central_level(mean, variance, targets)
-  share = np.asarray(observed_coverage(reached, levels))
+  share = np.asarray(observed_coverage(reached, interval_levels(100)))
+  return reliability_of_shares(share, len(targets))
+
+
+def reliability_of_shares(share: np.ndarray, num_rows: int) -> Figure:
+  """Draws the observed coverage of central intervals against the nominal one.
+
+  Args:
+    share: [100] of the rows inside intervals of `metrics.interval_levels(100)`.
+    num_rows: How many rows there are.
+  """
+  levels = interval_levels(100)
   ece = float(np.mean(np.abs(share - levels)))
   figure, (ax,) = new_axes(1, 1, (5.0, 5.0))
   # At levels 0 and 1 the coverage is 0 and 1 for any model.
@@ -139,7 +149,7 @@ def reliability(mean: np.ndarray, variance: np.ndarray, targets: np.ndarray) -> 
   ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
   ax.set_xlabel("level of the central interval")
   ax.set_ylabel("observed share of rows inside")
-  ax.set_title(f"Reliability on {len(targets)} rows: ECE {ece:.3f}", loc="left")
+  ax.set_title(f"Reliability on {num_rows} rows: ECE {ece:.3f}", loc="left")
   ax.legend(frameon=False, loc="upper left")
   return figure
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import ml_collections
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -19,6 +20,7 @@ from fedbnr_jax.run import training
 from fedbnr_jax.run.config import base, field_names, get
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import as_json
+from fedbnr_jax.run.task import Task
 
 _LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
 _MOST_BARS = 25
@@ -73,21 +75,26 @@ def run_page(outcome: Outcome) -> str:
     *_intervals(outcome),
     *_by_client(outcome),
     *_relevance(outcome),
-    *_tried(outcome),
+    *tried(outcome.trials, experiment.config),
     *_compared(outcome),
     _data(outcome),
-    _config(experiment),
+    of_config(experiment.config),
   ]
-  return page.page(title, lead, _tiles(outcome), sections)
+  of = unit(experiment)
+  return page.page(title, lead, tiles(summary, of), sections)
 
 
-def _tiles(outcome: Outcome) -> list[Tile]:
-  """Lists the numbers at the top, each with the rows that it rests on."""
-  summary = outcome.summary
+def tiles(summary: Mapping[str, Any], unit: str) -> list[Tile]:
+  """Lists the numbers at the top, each with the rows that it rests on.
+
+  Args:
+    summary: The fields of `summary.json`.
+    unit: Of errors.
+  """
   rows = f"{summary['test_rows']:,} test rows"
   low, high = summary["test_coverage95_low"], summary["test_coverage95_high"]
-  tiles = [
-    Tile("RMSE", f"{summary['test_rmse']:.4g}", f"{unit(outcome.experiment)}, {rows}"),
+  shown = [
+    Tile("RMSE", f"{summary['test_rmse']:.4g}", f"{unit}, {rows}"),
     Tile(
       "in the 95 % intervals",
       f"{summary['test_coverage95']:.1%}",
@@ -95,14 +102,14 @@ def _tiles(outcome: Outcome) -> list[Tile]:
     ),
     Tile("ECE", f"{summary['test_ece']:.3f}", "0 is calibrated, ½ the worst"),
     Tile("NLL", f"{summary['test_nll']:.3g}", "nats a row; less is better"),
-    Tile("CRPS", f"{summary['test_crps']:.4g}", unit(outcome.experiment)),
+    Tile("CRPS", f"{summary['test_crps']:.4g}", unit),
     Tile("seconds", f"{summary['seconds']:.1f}", f"{summary['rounds']} rounds"),
   ]
   conformal = summary.get("test_coverage95_conformal")
   if conformal is not None:
     counted = f"{summary['calibration_rows']:,} rows calibrate"
-    tiles.insert(2, Tile("in the conformal ones", f"{conformal:.1%}", counted))
-  return tiles
+    shown.insert(2, Tile("in the conformal ones", f"{conformal:.1%}", counted))
+  return shown
 
 
 def _of_pictures(outcome: Outcome) -> list[Section]:
@@ -206,25 +213,29 @@ def _relevance(outcome: Outcome) -> list[Section]:
   experiment = outcome.experiment
   if outcome.rows is None or experiment.dataset.features.shape[1] < 2:
     return []
-  found = relevance(experiment.config, experiment.preprocessor, outcome.result.state)
+  return [of_relevance(experiment, outcome.result)]
+
+
+def of_relevance(task: Task, result: training.Result) -> Section:
+  """Shows how far predictions move when a column changes; no row is looked at."""
+  found = relevance(task.config, task.preprocessor, result.state)
   shown = found.head(_MOST_BARS)
   of = f", the first {len(shown)} of {len(found)}" if len(found) > len(shown) else ""
   figure = figures.bars(
     shown,
-    label=f"[{experiment.dataset.target_name}]",
+    label=f"[{task.table.target}]",
     title=f"How far predictions move when one column is drawn anew{of}",
   )
   text = "This is what the model uses, which need not be what causes the target."
-  return [
-    Section("Which columns matter", page.picture(figure) + page.paragraph(text, "note"))
-  ]
+  body = page.picture(figure) + page.paragraph(text, "note")
+  return Section("Which columns matter", body)
 
 
-def _tried(outcome: Outcome) -> list[Section]:
-  """Lists the candidates of method `auto`."""
-  if not outcome.trials:
+def tried(trials: Sequence[Trial], chosen: ml_collections.ConfigDict) -> list[Section]:
+  """Lists the candidates of method `auto`, and which of them was chosen."""
+  if not trials:
     return []
-  frame = pd.DataFrame([trial._asdict() for trial in outcome.trials])
+  frame = pd.DataFrame([trial._asdict() for trial in trials])
   frame = frame.rename(
     columns={"name": "candidate", "val_rmse": "validation RMSE", "val_nll": "NLL"}
   ).astype({"validation RMSE": float, "NLL": float})
@@ -233,7 +244,7 @@ def _tried(outcome: Outcome) -> list[Section]:
     "on validation rows or, where these are fewer than 100, by the evidence of all "
     "rows. Standardised inputs must be better than normal scores by a margin."
   )
-  taken = candidates.taken(outcome.experiment.config)
+  taken = candidates.taken(chosen)
   frame["taken"] = ["yes" if name == taken else "" for name in frame["candidate"]]
   columns = ["candidate", "taken", "validation RMSE", "NLL", "seconds"]
   table = page.table(frame[columns], {"seconds": "{:.1f}".format})
@@ -274,9 +285,9 @@ def _data(outcome: Outcome) -> Section:
   return Section("Data, messages, scales", page.facts(known))
 
 
-def _config(experiment: Experiment) -> Section:
+def of_config(config: ml_collections.ConfigDict) -> Section:
   """Shows the fields that differ from their defaults, and all of them on demand."""
-  usual, config = base(), experiment.config
+  usual = base()
   known = set(field_names(usual))
   changed = {
     name: str(get(config, name)) or "(empty)"

@@ -246,6 +246,9 @@ def _record(
   }
   record |= {f"val_{name}": in_validation[name] for name in VALIDATION_SCORES}
   record |= {f"test_{name}": in_test[name] for name in TEST_SCORES}
+  if task.notes_clients:
+    pairs = zip(task.client_names, info.answered, strict=True)
+    record |= {f"in_{name}": int(answered) for name, answered in pairs}
   return record | {
     "noise_std": float(noise_std) * scale,
     "prior_std": float(prior_std) * scale,
@@ -263,7 +266,9 @@ def _check_finite(
   validation: Scores,
   test: Scores,
 ) -> None:
-  bad = np.flatnonzero(info.answered & ~np.isfinite(info.client_loss))
+  bad = np.zeros(0, int)
+  if not isinstance(info.client_loss, tuple):  # Else reports stay with the clients.
+    bad = np.flatnonzero(info.answered & ~np.isfinite(info.client_loss))
   if bad.size:
     raise NonFiniteError(
       f"round {number}: the loss of {task.client_names[bad[0]]} is not finite "

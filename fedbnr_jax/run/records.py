@@ -29,6 +29,8 @@ from fedbnr_jax.run.task import TableNote, Task, table_note
 Record = dict[str, float | int]
 
 CANDIDATES = "candidates.json"  # What method `auto` tried before the run began.
+# Folder of a coordinator of real sites, which begins before the config is chosen.
+NETWORK = "network"
 # Fields of data.json that tell one table from another.
 _IDENTITY = ("name", "rows", "digest")
 
@@ -45,6 +47,7 @@ class RunFolder:
     self.candidates = self.path / CANDIDATES  # See auto.py.
     self.calibration = self.path / "calibration.json"  # See calibration.py.
     self.released = self.path / "released"  # Folder; see privacy.py.
+    self.network = self.path / NETWORK  # Folder; see network/coordinator.py.
     self._config = self.path / "config.json"
     self._data = self.path / "data.json"
     self.history = self.path / "metrics.csv"
@@ -284,7 +287,8 @@ def _clients(names: Sequence[str], num_rows: int) -> dict[str, Any]:
 
 def _is_fresh(path: pathlib.Path) -> bool:
   """Whether a folder is empty, but for what comes before a run's config."""
-  entries = (entry for entry in path.iterdir() if entry.name != CANDIDATES)
+  before = (CANDIDATES, NETWORK)
+  entries = (entry for entry in path.iterdir() if entry.name not in before)
   return all(_is_passing(entry) for entry in entries)
 
 

@@ -74,6 +74,10 @@ class Task(Protocol):
     """Owners of the rows, also where a method pools them."""
 
   @property
+  def notes_clients(self) -> bool:
+    """Whether each round's record says of every client by name if it took part."""
+
+  @property
   def table(self) -> TableNote: ...
 
   @property
@@ -107,6 +111,11 @@ class FromConfig:
   """What of a task follows from its config alone."""
 
   config: ml_collections.FrozenConfigDict
+
+  @property
+  def notes_clients(self) -> bool:
+    """Whether each round's record says of every client by name if it took part."""
+    return False
 
   @property
   def stopping_score(self) -> str:

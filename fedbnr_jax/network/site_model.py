@@ -1,0 +1,58 @@
+"""The trained model as files: what the coordinator sends, and a site writes.
+
+A site writes nothing but files of a run's folder, by their names, and reads them as it
+reads any run: no file of them is code.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Mapping
+
+from fedbnr_jax.errors import InputError
+from fedbnr_jax.files import explain_os_errors, replacing
+from fedbnr_jax.run.records import RunFolder
+
+POSTERIOR = "posterior.npz"  # What of a model has changed since its training.
+_NAMES = (
+  *("config.json", "data.json", "preprocessing.json", "clients.json"),
+  *("candidates.json", "calibration.json", "metrics.csv", "report.html"),
+)
+_LAST = "summary.json"  # Marks a run as finished.
+_CHECKPOINT = re.compile(r"checkpoint/\d{1,6}\.npz")
+
+
+def collect(folder: RunFolder) -> dict[str, bytes]:
+  """Reads the files that make up a trained model, by their names in its folder."""
+  paths = [folder.path / name for name in (*_NAMES, _LAST)]
+  newest = sorted(folder.checkpoints.glob("*.npz"), key=lambda p: int(p.stem))[-1:]
+  files = [path for path in (*newest, *paths) if path.exists()]
+  return {path.relative_to(folder.path).as_posix(): path.read_bytes() for path in files}
+
+
+def write(path: str | os.PathLike[str], files: Mapping[str, bytes]) -> None:
+  """Writes a model into a folder, in place of the one that was there.
+
+  Raises:
+    InputError: If a file is none of a model's, or the folder cannot be written.
+  """
+  strangers = [
+    name
+    for name in files
+    if name not in (*_NAMES, POSTERIOR, _LAST) and not _is_checkpoint(name)
+  ]
+  if strangers:
+    raise InputError(f"{strangers[0]!r} is no file of a model: it is not written.")
+  folder = pathlib.Path(path)
+  with explain_os_errors(folder, "the folder of a site"):
+    if folder.exists():
+      shutil.rmtree(folder)
+    for name in sorted(files, key=lambda name: name == _LAST):
+      (folder / name).parent.mkdir(parents=True, exist_ok=True)
+      with replacing(folder / name) as part:
+        part.write_bytes(files[name])
+
+
+def _is_checkpoint(name: str) -> bool:
+  return _CHECKPOINT.fullmatch(name) is not None
