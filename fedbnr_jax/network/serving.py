@@ -155,6 +155,9 @@ def run(
         if ended is None
         else ended["text"]
       )
+      trained = RunFolder(workdir).finished.exists()
+      if trained and set(agreed.members) - set(control.connected()):
+        raise InputError(why)  # Others need not wait for who is to receive the model.
       if lost >= tries:
         raise InputError(f"{why} This was so {lost} times, without a round in between.")
       say(f"{why} A new job takes it up.")
