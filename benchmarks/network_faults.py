@@ -222,7 +222,7 @@ def stranger(stage: Stage) -> Told:
 
 
 def copied_kit(stage: Stage) -> Told:
-  """A copy of a site's kit is started elsewhere as a run begins, and ended after 30 s."""
+  """A copy of a kit is started elsewhere as a run begins, and ended after 30 s."""
   server, _ = stage.start()
   copy = stage.folder / "copied"
   shutil.copytree(stage.fed / "north", copy, ignore=shutil.ignore_patterns(".lock"))
