@@ -1,4 +1,4 @@
-"""Which sums under a model's kernel have been read, so that none of them shows a site.
+"""The sums under a model's kernel that have been read: none may show a site alone.
 
 Sums of several sets of sites can be added and subtracted. Sites that are in the same of
 these sets cannot be told apart by any of that, and so each such lot must be of three or
