@@ -39,8 +39,10 @@ def finished(request, tmp_path_factory):
   return some, _run(some).result
 
 
-def _simulated(some):
-  experiment = runs.simulation(some)
+@pytest.fixture(scope="module")
+def simulated(finished):
+  """The simulation of the same, and what came of that."""
+  experiment = runs.simulation(finished[0])
   return experiment, training.train(experiment, workflow.program_for(experiment))
 
 
@@ -57,10 +59,10 @@ def _scores_of_own_models(experiment, state, part):
   return journal.in_unit(metrics.scores(total), experiment.error_scale)
 
 
-def test_states_and_scores_are_those_of_the_simulation(finished):
+def test_states_and_scores_are_those_of_the_simulation(finished, simulated):
   """The simulation lets every model predict all rows; a site has but its own."""
-  some, result = finished
-  experiment, wanted = _simulated(some)
+  _, result = finished
+  experiment, wanted = simulated
   for mine, theirs in zip(result.history, wanted.history, strict=True):
     for name, value in theirs.items():
       if not name.startswith(("val_", "test_", "seconds")):
@@ -77,9 +79,9 @@ def test_states_and_scores_are_those_of_the_simulation(finished):
       assert known == pytest.approx(value, rel=1e-9, abs=1e-9), name
 
 
-def test_each_site_predicts_with_its_own_model(finished):
+def test_each_site_predicts_with_its_own_model(finished, simulated):
   some, result = finished
-  experiment, wanted = _simulated(some)
+  experiment, wanted = simulated
   new = runs.frame("west", 7)
   x = experiment.preprocessor.transform(new[["a", "b"]])
   # Of other rounds the simulation does not keep what clients had.
@@ -104,12 +106,10 @@ def test_the_coordinator_has_no_model_to_predict_with(finished):
   )
 
 
-@pytest.mark.parametrize("masking", [False, True])
-def test_a_run_that_is_stopped_resumes_with_what_sites_have_kept(
-  masking, finished, tmp_path
-):
+def test_a_run_that_is_stopped_resumes_with_what_sites_have_kept(finished, tmp_path):
   whole, result = finished
   method = whole.agreement.config.method
+  masking = method == "fedloc"  # One of each.
   some = _federation(tmp_path, method, masking=masking)
   num_stops = 0
   for number in (9, 10, 8, 12, 1000):
