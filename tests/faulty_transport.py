@@ -104,6 +104,9 @@ class FaultyTransport:
   def update(self, record: Mapping[str, object]) -> None:
     self.round = int(record["round"]) + 1
 
+  def calibrating(self, fold: int, num_folds: int) -> None:
+    del fold, num_folds
+
   def close(self) -> None:
     self.round = 0
 

@@ -31,7 +31,7 @@ pytest.importorskip("nvflare", reason="the extra `network` is not installed")
 
 from fedbnr_jax.network import engine_limits
 
-_ROUNDS = 3
+_ROUNDS = 5
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def fed(tmp_path):
   address = f"localhost:{network_demo.free_port()}"
   kits.init(folder, network_runs.NAMES, address, keys_here=True)
   agreed = agreement.make(
-    network_runs.config(method="fedridge", num_rounds=_ROUNDS),
+    network_runs.config(method="fedbnr-ev", num_rounds=_ROUNDS),
     network_runs.SCHEMA,
     kits.members(folder),
   )

@@ -31,6 +31,7 @@ PROGRAM = "fedbnr_jax.network.serving:coordinate"
 _START_SECONDS = 120.0  # For the engine to be up.
 _END_SECONDS = 20.0  # For a job to end after its program has.
 _LOOK_SECONDS = 0.5
+_PAUSE_SECONDS = 1.0
 
 
 def serve(
@@ -85,7 +86,9 @@ def coordinate(
   """Runs the coordinator inside a job of the engine."""
   from fedbnr_jax.network import coordinator
 
-  coordinator.run(agreements.read(federation), transport, workdir, seconds=seconds)
+  agreed = agreements.read(federation)
+  # A site that a job has lost is back in the next one, and not before.
+  coordinator.run(agreed, transport, workdir, seconds=seconds, pause=_PAUSE_SECONDS)
 
 
 def results(workdir: str | os.PathLike[str]) -> list[str]:
@@ -152,6 +155,9 @@ def run(
         if ended is None
         else ended["text"]
       )
+      trained = RunFolder(workdir).finished.exists()
+      if trained and set(agreed.members) - set(control.connected()):
+        raise InputError(why)  # Others need not wait for who is to receive the model.
       if lost >= tries:
         raise InputError(f"{why} This was so {lost} times, without a round in between.")
       say(f"{why} A new job takes it up.")
