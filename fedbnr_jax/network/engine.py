@@ -9,10 +9,11 @@ import contextlib
 import io
 import logging
 import pathlib
+import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -21,8 +22,8 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import RunAborted
-from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.fuel.hci.client.api_status import APIStatus
 
 from fedbnr_jax.network import engine_files, kits, side
 from fedbnr_jax.network.kits import Kit
@@ -32,6 +33,7 @@ _LOG = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5  # Between two looks at who is connected, while waiting.
 _NEARLY = 0.9  # The engine's clock is not this one.
 _SESSION_SECONDS = 5.0
+_RETRY_SECONDS = 60.0
 
 
 class SiteSide:
@@ -176,19 +178,18 @@ class EngineTransport:
 
 
 class Control:
-  """A session with a server's engine: who is connected, and jobs."""
+  """A session with a server's engine: who is connected, and jobs.
 
-  def __init__(self, session: Session) -> None:
-    self._session = session
+  A machine that has much to do answers late; so what fails is tried again for a while,
+  in a session of its own, and then a ConnectionError is raised.
+  """
+
+  def __init__(self, kit: Kit, session: Session) -> None:
+    self._kit, self._session = kit, session
 
   def connected(self) -> dict[str, str]:
-    """Returns the sites that are connected; another mark means another connection.
-
-    Raises:
-      ConnectionError: Of this and the others, if the engine does not answer.
-    """
-    with _one_error():
-      result = self._session.do_command("check_status server")
+    """Returns the sites that are connected; another mark means another connection."""
+    result = self._do(_status_of_server)
     found: dict[str, str] = {}
     for part in result.get("data", ()):
       rows = part.get("rows") or [] if part.get("type") == "table" else []
@@ -199,32 +200,45 @@ class Control:
 
   def submit(self, sites: Sequence[str], fewest: int) -> str:
     """Gives the engine a job for sites, or at least so many; returns its number."""
+    once = secrets.token_hex(16)  # However often it is tried, it is one job.
     with tempfile.TemporaryDirectory() as folder:
       place = pathlib.Path(folder) / "federation"
       for path, text in engine_files.job("federation", tuple(sites), fewest).items():
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_text(text)
-      with _one_error():
-        return str(self._session.submit_job(str(place)))
+      return str(self._do(lambda session: session.submit_job(str(place), once)))
 
   def status(self, job: str) -> str:
     """Returns what the engine says of a job, such as RUNNING or FINISHED:COMPLETED."""
-    with _one_error():
-      return str(self._session.get_job_status(job))
+    return str(self._do(lambda session: session.get_job_status(job)))
 
   def abort(self, job: str) -> None:
     """Ends a job."""
     with contextlib.suppress(Exception):
       self._session.abort_job(job)
 
+  def close(self) -> None:
+    """Ends the session; else this process would not end."""
+    with contextlib.suppress(Exception):
+      self._session.close()
 
-@contextlib.contextmanager
-def _one_error() -> Iterator[None]:
-  """Raises whatever a session raises as a ConnectionError."""
-  try:
-    yield
-  except Exception as error:
-    raise ConnectionError(f"{type(error).__name__}: {error}") from error
+  def _do(self, ask: Callable[[Session], Any]) -> Any:
+    end = time.monotonic() + _RETRY_SECONDS
+    while True:
+      try:
+        return ask(self._session)
+      except Exception as error:
+        if time.monotonic() > end:
+          raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        self.close()
+        self._session = _session(self._kit, end)
+
+
+def _status_of_server(session: Session) -> dict[str, Any]:
+  result = dict(session.do_command("check_status server"))
+  if result.get("status") != APIStatus.SUCCESS:
+    raise ConnectionError(f"{result.get('status')}: {result.get('details', '')}")
+  return result
 
 
 @contextlib.contextmanager
@@ -238,25 +252,25 @@ def control(kit: Kit, seconds: float) -> Iterator[Control]:
   quiet = logging.getLogger("nvflare")
   quiet.propagate = False
   quiet.addHandler(logging.NullHandler())
-  with contextlib.redirect_stdout(io.StringIO()):
-    session = _session(kit, time.monotonic() + seconds)
+  opened = Control(kit, _session(kit, time.monotonic() + seconds))
   try:
-    yield Control(session)
+    yield opened
   finally:
-    session.close()  # Else this process would not end.
+    opened.close()
 
 
 def _session(kit: Kit, until: float) -> Session:
   folder = str(kit.folder / "admin")
   while True:
     try:
-      return new_secure_session(
-        engine_files.COORDINATOR,
-        folder,
-        timeout=_SESSION_SECONDS,
-        auto_login_max_tries=1,
-      )
-    except NoConnection as error:
+      with contextlib.redirect_stdout(io.StringIO()):
+        return new_secure_session(
+          engine_files.COORDINATOR,
+          folder,
+          timeout=_SESSION_SECONDS,
+          auto_login_max_tries=1,
+        )
+    except Exception as error:
       if time.monotonic() > until:
-        raise ConnectionError(str(error)) from error
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
       time.sleep(0.3)

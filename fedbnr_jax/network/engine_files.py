@@ -26,7 +26,9 @@ SERVER_RESOURCES = "local/resources.json"
 SERVER = "fedbnr-server"  # Whom the server's certificate is for, whatever its host.
 COORDINATOR = "coordinator"  # Who gives the engine its jobs.
 _ROLE = "coordinator"
-_HEARTBEAT_SECONDS = 20  # Without a sign of life, after which a site counts as gone.
+# Without a sign of life, after which a site counts as gone. A machine that has much to
+# do was seen to miss signs for 20 s.
+_HEARTBEAT_SECONDS = 45
 _LOG_BYTES = 5_000_000
 
 

@@ -1,8 +1,8 @@
 """Limits that a site sets its own engine, whatever the server asks of it.
 
-NVFLARE lets the server say whether a request needs a right at all, and a job's logging
-be set by a text that can name any function. So a site's engine keeps the few requests
-that a run needs, and starts a job only if its files are those of `engine_files.job`.
+NVFLARE lets the server say, request by request, whether a site must look up a right. So
+the engine of a site keeps the few requests that a run needs, whoever asks, and starts a
+job only if its files are those of `engine_files.job`.
 """
 
 import json
