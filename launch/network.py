@@ -136,6 +136,9 @@ def agree() -> None:
   agreement.write(output, made)
   print(f"{output} goes to every site. Tell each other its digest by telephone:")
   print(agreement.fingerprint(made.digest()))
+  if made.masking and made.min_sites < len(made.members):
+    print("A site that misses a round can be told from the sums before and after it;")
+    print("without --min_sites the run waits for all instead.")
   if not made.masking and len(made.members) == 2:
     print("Of two sites, each can take its own part from a sum, and read the other's.")
   elif not made.masking:

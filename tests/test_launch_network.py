@@ -58,6 +58,18 @@ def test_administrators_come_to_an_agreement(typed, table, tmp_path, monkeypatch
     typed("join", kit=str(fed / "north"), data="none.csv", approve=path)
 
 
+def test_what_a_site_out_of_a_round_shows_is_said(typed, table, tmp_path, monkeypatch):
+  fed, columns = tmp_path / "fed", str(tmp_path / "schema.json")
+  kits.init(fed, ["a", "b", "c", "d"], "localhost:9001", keys_here=True)
+  typed("schema", data=table, target="y", output=columns)
+  monkeypatch.setattr(common, "config", csv_config.get_config)
+  given = {"kit": str(fed), "schema": columns}
+  path = str(tmp_path / "federation.json")
+  assert "misses a round" not in typed("agree", output=path, **given)
+  path = str(tmp_path / "fewer.json")
+  assert "misses a round" in typed("agree", output=path, min_sites=3, **given)
+
+
 def test_sums_that_are_not_masked_are_said_plainly(typed, table, tmp_path, monkeypatch):
   fed, columns = tmp_path / "fed", str(tmp_path / "schema.json")
   kits.init(fed, ["north", "south"], "localhost:9001", keys_here=True)
