@@ -23,7 +23,10 @@ extensions = [
 exclude_patterns = ["_build"]
 html_theme = "sphinx_book_theme"
 html_title = "fedbnr_jax"
-html_theme_options = {"show_toc_level": 2}
+# The sidebar and, on a phone, the page have a field to search already.
+html_theme_options = {"show_toc_level": 2, "navbar_persistent": []}
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 # Sections that links name by their titles.

@@ -72,7 +72,7 @@ class Candidate(NamedTuple):
 
   @property
   def name(self) -> str:
-    return f"{self.inputs} {self.kernel}"
+    return candidates.name(self.inputs, self.kernel)
 
   def config(self, config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     """Writes the candidate into a copy of a config."""

@@ -31,21 +31,33 @@ from fedbnr_jax.run.seal import Seal
 from fedbnr_jax.tags import dataset_tags, paired
 
 Changes = Sequence[dict[str, Any]]
+OnFold = Callable[[int, int], None]  # Gets the number of a fold, from 1, and of all.
 
 
 def of_training(
-  experiment: Experiment, program: Program, result: training.Result
+  experiment: Experiment,
+  program: Program,
+  result: training.Result,
+  on_fold: OnFold | None = None,
 ) -> Calibration | None:
   """Calibrates a model that was just trained, if its config asks for that.
 
   Every process of the training calls it. Where a training without a fold diverges,
   there is a warning, and no calibration.
+
+  Args:
+    experiment: The training's.
+    program: The training's.
+    result: What the training has reached.
+    on_fold: Is called before each training without a fold.
   """
   by = "rows" if len(experiment.calibration_rows) else "folds"
   if by == "folds" and not experiment.num_folds:
     return None
   try:
-    messages = [conformal.count(one) for one in scores(experiment, program, result)]
+    messages = [
+      conformal.count(one) for one in scores(experiment, program, result, on_fold)
+    ]
   except training.NonFiniteError as error:
     warnings.warn(
       f"there are no conformal intervals: in a training without one of "
@@ -57,7 +69,10 @@ def of_training(
 
 
 def scores(
-  experiment: Experiment, program: Program, result: training.Result
+  experiment: Experiment,
+  program: Program,
+  result: training.Result,
+  on_fold: OnFold | None = None,
 ) -> Iterator[np.ndarray]:
   """Yields the scores [n] that never leave a client, of rows that are to be counted.
 
@@ -75,6 +90,8 @@ def scores(
     experiment, config=ml_collections.FrozenConfigDict(config)
   )
   for number in range(experiment.num_folds):
+    if on_fold is not None:
+      on_fold(number + 1, experiment.num_folds)
     inside = [fold == number for fold in folds]
     trained = training.train(_without(shorter, inside), program)
     for rows, chosen in zip(experiment.client_rows, inside, strict=True):

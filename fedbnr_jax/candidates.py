@@ -32,6 +32,16 @@ class Choice(NamedTuple):
   begun: training.Result | None = None  # Its first round, if that was a trial just now.
 
 
+def name(inputs: str, kernel: str) -> str:
+  """Returns how a candidate is called, of the inputs' reading and the kernel."""
+  return f"{inputs} {kernel}"
+
+
+def taken(config: ml_collections.ConfigDict) -> str:
+  """Returns the name of the candidate from which a config was chosen."""
+  return name(config.data.inputs, config.sparse.kernel)
+
+
 def read(
   config: ml_collections.ConfigDict, folder: RunFolder
 ) -> tuple[ml_collections.ConfigDict | None, tuple[Trial, ...]]:

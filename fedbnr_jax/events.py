@@ -57,6 +57,9 @@ class EventWriter:
         self._writer.add_scalar(name.replace("_", "/", 1), value, record["round"])
     self._writer.flush()
 
+  def calibrating(self, fold: int, num_folds: int) -> None:
+    """Writes nothing: such a training is in no record."""
+
   def close(self) -> None:
     """Closes the file."""
     if self._writer is not None:

@@ -201,9 +201,11 @@ def _train(
       result = training.train(
         experiment, program, on_round=progress.update, begun=begun
       )
+      calibrated = calibration.of_training(
+        experiment, program, result, progress.calibrating
+      )
     finally:
       progress.close()
-    calibrated = calibration.of_training(experiment, program, result)
     fitted = model_lib.from_result(experiment, result, calibrated)
   run = FittedRun(config, dataset, result, calibrated, chosen)
   return dataclasses.replace(fitted, source=run)

@@ -333,6 +333,11 @@ def load(workdir: str | os.PathLike[str]) -> Model:
     raise InputError(f"{workdir} holds no checkpoint: train first.")
   with precision.float64():
     like = prediction.state_shapes(config, preprocessor, len(names) or 1, num_rows)
+    if folder.network.is_dir() and jax.tree.leaves(like.own):
+      raise InputError(
+        f"{workdir} is a coordinator's, and each site has a model of its own: load the "
+        "folder 'model' in a site's."
+      )
     check = functools.partial(seal.require, folder)
     checkpoints = Checkpoints(folder.checkpoints)
     saved = checkpoints.restore(like, check=check)

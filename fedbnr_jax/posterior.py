@@ -96,6 +96,11 @@ def _change_rows(
   if not trained.scores:
     raise InputError(f"the training in {workdir} is not finished: let it finish.")
   trained.require_global_layer()
+  if folder.network.exists():
+    raise InputError(
+      f"{workdir} holds a model of real sites, whose rows are not here: sites join and "
+      "leave by fedbnr_jax.network.changes."
+    )
   with precision.float64():
     precision.warn_of_float32(precision.POSTERIOR)
   before = ledger_file.read(folder.posterior)

@@ -47,6 +47,14 @@ class ProgressBar:
       )
       self._bar.update()
 
+  def calibrating(self, fold: int, num_folds: int) -> None:
+    """Says which further training calibrates the intervals, as long as it does."""
+    self.close()
+    self._bar = tqdm(bar_format="{desc}", leave=False, disable=self._disable)
+    self._bar.set_description_str(
+      f"calibrates the intervals, training {fold} of {num_folds}"
+    )
+
   def close(self) -> None:
     """Leaves the bar where it is."""
     if self._bar is not None:

@@ -50,8 +50,11 @@ class Progress(Protocol):
   def update(self, record: Record) -> None:
     """Takes notice of a round, with its row of `metrics.csv`."""
 
+  def calibrating(self, fold: int, num_folds: int) -> None:
+    """Takes notice that a training without a fold begins, to calibrate intervals."""
+
   def close(self) -> None:
-    """Takes notice that the rounds have ended, well or not."""
+    """Takes notice that the training has ended, well or not."""
 
 
 class Watchers:
@@ -72,6 +75,10 @@ class Watchers:
     for one in self._watchers:
       one.update(record)
 
+  def calibrating(self, fold: int, num_folds: int) -> None:
+    for one in self._watchers:
+      one.calibrating(fold, num_folds)
+
   def close(self) -> None:
     for one in self._watchers:
       one.close()
@@ -89,6 +96,7 @@ class Outcome(NamedTuple):
     failure: Says which of several seeds diverged, if one did; the others are complete.
     result: The training, if it was one, in the process that wrote its files.
     trials: What method `auto` has tried before it, if it has.
+    taken: The name of the one with which it went on.
   """
 
   was_finished: bool = False
@@ -97,6 +105,7 @@ class Outcome(NamedTuple):
   failure: training.NonFiniteError | None = None
   result: training.Result | None = None
   trials: Sequence[Trial] = ()
+  taken: str = ""
 
 
 def train(
@@ -194,7 +203,8 @@ def train_one(
   with watched(progress, experiment, rounds_done) as on_round:
     own = folder if is_first else None
     result = training.train(experiment, program, own, on_round, begun)
-  calibrated = calibration.of_training(experiment, program, result)
+    on_fold = progress.calibrating if progress else None
+    calibrated = calibration.of_training(experiment, program, result, on_fold)
   if not is_first:
     return Outcome()
   finished = run_files.write(experiment, program, result, folder, calibrated, trials)
@@ -203,6 +213,7 @@ def train_one(
     comparison=finished.comparison,
     result=result,
     trials=trials,
+    taken=candidates.taken(experiment.config) if trials else "",
   )
 
 

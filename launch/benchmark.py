@@ -37,6 +37,7 @@ from fedbnr_jax.gp import urk
 from fedbnr_jax.run.processes import is_first
 from launch import common, distributed
 
+flags.adopt_module_key_flags(distributed)
 _CLIENTS = flags.DEFINE_integer("clients", 100, "K, the number of clients.", 1)
 _ROWS = flags.DEFINE_integer("rows", 34, "N, rows of each client.", 1)
 _INPUTS = flags.DEFINE_integer("inputs", 18, "D, inputs of a row.", 1)

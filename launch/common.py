@@ -23,9 +23,15 @@ from fedbnr_jax.run import local_processes
 from fedbnr_jax.run.training import NonFiniteError
 from launch import compiled, interruption
 
-CONFIG = config_flags.DEFINE_config_file("config", lock_config=True)
+CONFIG = config_flags.DEFINE_config_file(
+  "config",
+  help_string="File of configs/. Any field of it is a flag too, such as "
+  "--config.seed=1 or --config.data.target=price: fedbnr_jax/run/config.py has them.",
+  lock_config=True,
+)
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.")
 # Several programs have these: defined once, for tests import them into one process.
+# A program declares those that it reads, for --help would not list them otherwise.
 OUTPUT = flags.DEFINE_string("output", None, "File or folder to write.")
 SEEDS = flags.DEFINE_integer("seeds", 10, "Repetitions: seeds 0, 1, ...", 2)
 

@@ -18,6 +18,7 @@ from fedbnr_jax.report import tables
 from fedbnr_jax.studies import communication as study
 from launch import common
 
+flags.declare_key_flag(common.OUTPUT)
 _RUNS = flags.DEFINE_list("runs", [], "Folders of runs of one dataset.")
 _GOAL = flags.DEFINE_float("goal", None, "Error to reach.")
 

@@ -19,6 +19,8 @@ from fedbnr_jax.report import tables
 from fedbnr_jax.studies import kernels as study
 from launch import common
 
+flags.declare_key_flag(common.SEEDS)
+flags.declare_key_flag(common.WORKDIR)
 _FEWEST = flags.DEFINE_integer("fewest_samples", 8, "The smallest S.", 2)
 _MOST = flags.DEFINE_integer("most_samples", 8192, "The largest S.", 2)
 _FACTOR = flags.DEFINE_integer("sample_factor", 4, "From one S to the next.", 2)

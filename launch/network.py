@@ -28,6 +28,9 @@ from fedbnr_jax.network import agreement, joining, kits, schema, serving
 from fedbnr_jax.network.schema_proposal import propose
 from launch import common, network_demo
 
+flags.declare_key_flag(common.CONFIG)
+flags.declare_key_flag(common.OUTPUT)
+flags.declare_key_flag(common.WORKDIR)
 _SITES = flags.DEFINE_list("sites", [], "Names of the sites.")
 _SERVER = flags.DEFINE_string("server", None, "HOST:PORT under which sites reach it.")
 _NAME = flags.DEFINE_string("name", "federation", "Name of the federation.")

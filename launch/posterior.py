@@ -23,6 +23,7 @@ from fedbnr_jax import posterior
 from fedbnr_jax.data import read_table
 from launch import common
 
+flags.declare_key_flag(common.WORKDIR)
 _ADD = flags.DEFINE_multi_string("add", [], "Table whose rows join; repeatable.")
 _REMOVE = flags.DEFINE_multi_string("remove", [], "Table whose rows leave.")
 _ERASE = flags.DEFINE_bool(

@@ -20,6 +20,8 @@ from fedbnr_jax.errors import InputError
 from fedbnr_jax.release import folder as release_folder
 from launch import common
 
+flags.declare_key_flag(common.OUTPUT)
+flags.declare_key_flag(common.WORKDIR)
 _INPUT = flags.DEFINE_string("input", None, "Table to predict.")
 _CLIENT = flags.DEFINE_string(
   "client", None, "Whose model, where the method leaves one for each client."

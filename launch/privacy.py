@@ -26,6 +26,7 @@ from fedbnr_jax.run.records import RunFolder
 from fedbnr_jax.studies import privacy as study
 from launch import common
 
+flags.declare_key_flag(common.WORKDIR)
 _EPSILONS = flags.DEFINE_list(
   "epsilons", ["0.5", "1", "3", "8", "inf"], "Values of ε on the curve."
 )

@@ -18,6 +18,8 @@ from fedbnr_jax.report import tables
 from fedbnr_jax.studies import step_function as study
 from launch import common
 
+flags.declare_key_flag(common.SEEDS)
+flags.declare_key_flag(common.WORKDIR)
 _ROWS = flags.DEFINE_integer("num_rows", 200, "To train on; half as many to test.", 10)
 _NOISE = flags.DEFINE_float("noise_std", 0.2, "Of the targets; the jump is 3.", 0)
 _WIDTH = flags.DEFINE_integer("hidden_size", 2, "Hidden units of f.", 1)

@@ -21,6 +21,8 @@ from fedbnr_jax.sweep.run_grid import run_grid
 from fedbnr_jax.sweep.schedule import Standing
 from launch import common
 
+flags.declare_key_flag(common.CONFIG)
+flags.declare_key_flag(common.WORKDIR)
 _WORKERS = flags.DEFINE_string("workers", "auto", "Runs at a time; auto: one a core.")
 _SHARD = flags.DEFINE_string("shard", "1/1", "i/n: every n-th run, from the i-th on.")
 

@@ -20,6 +20,8 @@ from fedbnr_jax.report import tables
 from fedbnr_jax.studies import synthetic as study
 from launch import common
 
+flags.declare_key_flag(common.SEEDS)
+flags.declare_key_flag(common.WORKDIR)
 _COUNTS = flags.DEFINE_list(
   "counts", ["2", "5", "10", "20", "50", "100", "200"], "Rows of the new client."
 )

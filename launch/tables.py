@@ -30,6 +30,7 @@ from fedbnr_jax.report import (
 )
 from launch import common
 
+flags.declare_key_flag(common.OUTPUT)
 _RESULTS = flags.DEFINE_list("results", [], "The results.csv of one sweep or more.")
 _BRIEF = flags.DEFINE_bool("brief", False, "One line per cell and setting.")
 _VALIDATION = flags.DEFINE_bool("validation", False, "Scores on validation rows.")

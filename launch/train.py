@@ -8,6 +8,7 @@ events, for `tensorboard --logdir=runs`. See launch/distributed.py for several
 processes, on one machine or more.
 """
 
+import os
 import sys
 
 import ml_collections
@@ -21,6 +22,9 @@ from fedbnr_jax.run import processes
 from fedbnr_jax.run.coverage import warn_of_coverage
 from launch import common, distributed
 
+flags.adopt_module_key_flags(distributed)
+flags.declare_key_flag(common.CONFIG)
+flags.declare_key_flag(common.WORKDIR)
 _TENSORBOARD = flags.DEFINE_bool("tensorboard", False, "Write TensorBoard events too.")
 
 
@@ -47,11 +51,12 @@ def train(
   if not processes.is_first():
     return
   if outcome.was_finished:
-    print(f"{workdir}: this run is finished; its results are in summary.json.")
+    print(f"{workdir}: this run is finished; {_where(config, workdir)}.")
     return
   for trial in outcome.trials:
     error = "diverged" if trial.val_rmse is None else f"{trial.val_rmse:.4g}"
-    print(f"tried {trial.name}: validation RMSE {error} ({trial.seconds:.1f} s)")
+    taken = ", taken" if trial.name == outcome.taken else ""
+    print(f"tried {trial.name}: validation RMSE {error} ({trial.seconds:.1f} s){taken}")
   for summary in outcome.summaries:
     print(report.summary_text(summary))
     warn_of_coverage(summary)
@@ -59,8 +64,14 @@ def train(
     print(outcome.comparison)
   if outcome.failure:
     raise outcome.failure
-  a_folder_each = ", a folder a seed" if config.num_seeds > 1 else ""
-  print(f"written to {workdir}{a_folder_each}")
+  print(f"written to {workdir}: {_where(config, workdir)}")
+
+
+def _where(config: ml_collections.ConfigDict, workdir: str) -> str:
+  """Says which page to look at."""
+  if config.num_seeds > 1:
+    return "a folder a seed, with its page report.html"
+  return f"to look at it, open {os.path.join(workdir, 'report.html')}"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ one thread. Promotion between types or ranks is an error under test, because in
 numerical code it is most often a slip.
 """
 
+import importlib.metadata
 import os
 import pathlib
 import sys
@@ -14,12 +15,16 @@ from collections.abc import Iterator
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-_ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
-if _ONE_THREAD not in os.environ.get("XLA_FLAGS", ""):
-  os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_ONE_THREAD}".strip()
+_FLAGS = ["--xla_cpu_multi_thread_eigen=false"]
 # Nearly all of the suite's time is compilation, and its programs run for moments: code
 # that is quick to make is wanted, here and in processes that tests start.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+# XLA's older way to write a fusion takes half as long to compile. Later versions do not
+# have it, and a flag that XLA does not know ends the process.
+if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):
+  _FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+_GIVEN = os.environ.get("XLA_FLAGS", "").split()
+os.environ["XLA_FLAGS"] = " ".join([*_GIVEN, *(f for f in _FLAGS if f not in _GIVEN)])
 # Tests start dozens of programs, each of which would compile the package's sources.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

@@ -50,7 +50,7 @@ def config(**fields: object) -> ml_collections.ConfigDict:
     result = csv.get_config()
     result.data.update(calibration=0.0, calibration_folds=0)
   else:
-    network = fields["method"] in ("fedavg", "fedprox")
+    network = fields["method"] in ("fedavg", "fedprox", "pfedgp", "fedloc")
     result = tiny(kernel="deep" if network else "gaussian")
     usual = base()
     result.num_clients, result.data.num_rows = usual.num_clients, usual.data.num_rows

@@ -268,6 +268,9 @@ def test_what_was_tried_is_shown_and_printed(quick, monkeypatch, tmp_path, capsy
   assert [line.split(":")[0] for line in told.splitlines()[:2]] == [
     f"tried {name}" for name in shown
   ]
+  taken = [line for line in told.splitlines() if line.endswith(", taken")]
+  inputs = load(tmp_path / "run").config.data.inputs
+  assert [line.split(":")[0] for line in taken] == [f"tried {inputs} matern32+linear"]
 
 
 def test_a_stopped_choice_goes_on_and_a_finished_run_is_known(

@@ -145,7 +145,11 @@ def test_each_row_is_scored_by_a_training_without_its_fold():
   program = workflow.program_for(experiment)
   result = training.train(experiment, program)
   compiled = program.step._cache_size()
-  found = calibration.of_training(experiment, program, result)
+  told = []
+  found = calibration.of_training(
+    experiment, program, result, lambda *fold: told.append(fold)
+  )
+  assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
   assert program.step._cache_size() == compiled  # No fold was compiled for.
   total, seen = 0, []
   for number in range(4):

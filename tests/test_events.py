@@ -27,6 +27,9 @@ class Stopper:
     if record["round"] == self._number:
       raise StopError
 
+  def calibrating(self, fold, num_folds):
+    pass
+
   def close(self):
     pass
 

@@ -188,9 +188,10 @@ def test_fits_of_one_shape_share_their_programs():
 
 
 def test_progress_is_shown_if_wanted(capsys):
-  fit_houses(progress=True)
+  fit_houses(progress=True, data__calibration_folds=2)
   shown = capsys.readouterr().err
   assert "2/2" in shown
+  assert "calibrates the intervals, training 2 of 2" in shown
   assert "val rmse" in shown
   fit_houses()
   assert capsys.readouterr() == ("", "")

@@ -5,6 +5,7 @@ import importlib
 import re
 
 import pytest
+from absl import flags
 
 from tests import layout
 
@@ -38,14 +39,28 @@ def test_every_script_can_be_imported(folder):
         raise
 
 
-def test_help_of_every_program_has_an_example():
-  """Which --help prints, because absl prints the docstring of the module."""
-  programs = [
+def _programs():
+  """Files of launch/ that people start."""
+  found = [
     path
-    for path in (layout.ROOT / "launch").glob("*.py")
+    for path in sorted((layout.ROOT / "launch").glob("*.py"))
     if "common.run(main)" in path.read_text()
   ]
-  assert len(programs) >= 11
-  for path in programs:
+  assert len(found) >= 11
+  return found
+
+
+def test_help_of_every_program_lists_the_flags_that_it_reads():
+  """Those too that are defined in common.py, which absl does not list by itself."""
+  for path in _programs():
+    importlib.import_module(f"launch.{path.stem}")
+    listed = flags.FLAGS.get_key_flags_for_module(f"launch.{path.stem}")
+    read = re.findall(r"common\.(config|workdir|OUTPUT|SEEDS)\b", path.read_text())
+    assert {name.lower() for name in read} <= {flag.name for flag in listed}, path.name
+
+
+def test_help_of_every_program_has_an_example():
+  """Which --help prints, because absl prints the docstring of the module."""
+  for path in _programs():
     docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
     assert f"\npython -m launch.{path.stem}" in docstring, path.name

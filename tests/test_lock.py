@@ -103,6 +103,9 @@ class Intruder:
     assert_refused(self._train, "another program", str(os.getpid()), "wait")
     self.refused += 1
 
+  def calibrating(self, fold, num_folds) -> None:
+    pass
+
   def close(self) -> None:
     pass
 

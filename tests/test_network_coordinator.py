@@ -8,7 +8,7 @@ import pytest
 
 import fedbnr_jax as fb
 from fedbnr_jax.network import coordinator
-from fedbnr_jax.run import journal
+from fedbnr_jax.run import checkpoints, journal
 from fedbnr_jax.run.records import RunFolder
 from tests import network_runs as runs
 from tests.runs import SUMMARY, StopError, assert_refused, assert_same_bits, timeless
@@ -82,6 +82,18 @@ def test_the_model_predicts_at_every_site_as_at_the_coordinator(finished):
     assert at_site.equals(predicted)
 
 
+def test_of_the_model_sites_get_the_best_round_alone(finished):
+  some, _ = finished
+  here, there = (
+    checkpoints.read(folder / "checkpoint" / "2.npz").arrays
+    for folder in (some.folder.parent / "run", some.folder / "north" / "model")
+  )
+  assert {*there} == {*here}
+  for name, array in there.items():
+    best = here["best." + name.partition(".")[2]]
+    assert array.tobytes() == best.tobytes(), name
+
+
 def test_a_finished_run_does_nothing(finished):
   some, _ = finished
   before = {n: (some.folder / n / "sent.csv").read_bytes() for n in runs.NAMES}
@@ -96,16 +108,20 @@ def test_another_agreement_is_refused(finished):
   assert_refused(lambda: _run(other), "choose another workdir")
 
 
-@pytest.mark.parametrize("masking", [False, True])
-def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bits(masking, tmp_path):
-  some = _federation(tmp_path / "whole", sizes=runs.FEW, masking=masking)
-  counting = runs.StopsAt(some.transport(), -1)
-  _run(some, counting)
-  wanted = _states(some)
-  assert counting.calls > 15
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "masked"])
+def whole(request, tmp_path_factory):
+  """A federation to which nothing has happened, and the states of its run."""
+  folder = tmp_path_factory.mktemp("whole")
+  some = _federation(folder, sizes=runs.FEW, masking=request.param)
+  _run(some)
+  return some, _states(some)
+
+
+def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bits(whole, tmp_path):
+  same, wanted = whole
   # Stopped in its preparation, in and between rounds and at the end; and each time the
   # sites are started anew, too.
-  stopped = _federation(tmp_path / "stopped", sizes=runs.FEW, masking=masking)
+  stopped = same._replace(folder=_federation(tmp_path).folder)
   num_stops = 0
   for number in (2, 4, 7, 9, 10, 11, 6, 12, 1000):
     try:
@@ -119,14 +135,11 @@ def test_a_run_that_is_stopped_anywhere_resumes_to_the_same_bits(masking, tmp_pa
   assert (history, records) == wanted[1:]
 
 
-@pytest.mark.parametrize("masking", [False, True])
-def test_a_site_that_is_restarted_during_the_run_goes_on(masking, tmp_path):
-  whole = _federation(tmp_path / "whole", sizes=runs.FEW, masking=masking)
-  _run(whole)
-  some = _federation(tmp_path / "some", sizes=runs.FEW, masking=masking)
+def test_a_site_that_is_restarted_during_the_run_goes_on(whole, tmp_path):
+  same, wanted = whole
+  some = same._replace(folder=_federation(tmp_path).folder)
   _run(some, _RestartsSites(some))
   arrays, history, records = _states(some)
-  wanted = _states(whole)
   assert_same_bits(arrays, wanted[0])
   assert (history, records) == wanted[1:]
 

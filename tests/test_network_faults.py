@@ -277,6 +277,22 @@ def test_a_wrong_message_stops_a_run_that_needs_all(tmp_path):
   assert run.rounds() == []
 
 
+def test_a_resumed_server_knows_still_what_each_site_has_told(tmp_path):
+  """Of a run without masks, where sites can be told apart."""
+  rules = [
+    Rule("east", "kill", question="exchange", number=0),
+    Rule("south", vector_changed(_BAD[3][0]), question="exchange", number=1),
+  ]
+  run = Run(tmp_path, rules, masking=False)
+  with pytest.raises(InputError, match="site 'east' cannot be reached"):
+    run.go()
+  run.transport.restart_dead()
+  with pytest.raises(
+    InputError, match=r"site 'south' .* it has [0-9]+ rows instead of"
+  ):
+    run.go()
+
+
 @pytest.mark.parametrize(
   "lie, words",
   [

@@ -7,6 +7,7 @@ import pytest
 from fedbnr_jax import auto, workflow
 from fedbnr_jax.network import coordinator, deployable
 from tests import network_runs as runs
+from tests import test_network_own_models
 
 # With options of theirs that have exchanges of their own.
 CASES = {
@@ -22,7 +23,7 @@ CASES = {
 
 
 def test_every_method_that_can_be_deployed_is_tried():
-  assert {*CASES, "auto"} == {*deployable.METHODS}
+  assert {*CASES, *test_network_own_models.CASES, "auto"} == {*deployable.METHODS}
 
 
 @pytest.mark.parametrize("method", CASES)

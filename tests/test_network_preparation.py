@@ -10,6 +10,7 @@ from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.gp import conformal
 from fedbnr_jax.network import finish, preparation, rounds
 from fedbnr_jax.network.members import Members
+from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.schema import Quantity, Schema
 from fedbnr_jax.network.sums import Sums
 from fedbnr_jax.network.transport import InProcess
@@ -133,6 +134,23 @@ def test_nothing_that_was_not_agreed_on_is_trained(tmp_path):
   assert_refused(
     lambda: preparation.prepare(config, _sums(some)), "'north'", "was not agreed on"
   )
+
+
+def test_a_site_that_draws_another_kernel_says_so(tmp_path):
+  """As on a machine whose random numbers are others."""
+  some = runs.federation(tmp_path, method="fedridge")
+  sums = _sums(some)
+  task = _prepared(some, sums)
+  state = rounds.program_of(task, sums).init(task.key_init, task.inputs)
+  codes = []
+  seed = state.server.seed
+  for server in (state.server.replace(seed=seed + 1), state.server):
+    arrays = rounds.model_arrays(task, state.replace(server=server))
+    question = Question("scores", task.name, 0, (), arrays)
+    message = sums.members.message({"kind": "ask", **question.head()}, arrays)
+    reply = sums.members.ask({"west": message}, task.name)["west"]
+    codes.append(getattr(reply, "code", "answered"))
+  assert codes == ["other-draws", "answered"]
 
 
 def test_preprocessing_is_asked_for_once(tmp_path):

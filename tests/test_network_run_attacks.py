@@ -6,6 +6,7 @@ which then asks whatever it likes. The searches are those of `test_network_attac
 """
 
 import itertools
+import random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.network import fixed_point, masks, protocol, vectors
 from fedbnr_jax.network.attempt import FEWEST, Attempt, Broadcast
+from tests import faulty_transport
 from tests.test_network_attacks import CuriousServer, as_sets
 from tests.test_network_faults import EVERYBODY, Rule, Run
 
@@ -47,14 +49,12 @@ class Names(NamedTuple):
 class Watcher:
   """A run's server, and what the sites' rows say, which it does not know."""
 
-  def __init__(self, folder):
-    self.run = Run(folder, FAULTS, num_rounds=4, masking=True, min_sites=3)
+  def __init__(self, folder, faults, num_rounds):
+    self.run = Run(folder, faults, num_rounds, masking=True, min_sites=3)
     self.parts: dict[tuple[str, str], np.ndarray] = {}  # By question and site.
     for name in EVERYBODY:
       self.run.federation.lies[name] = self.listener(name)
       self.run.transport.restart(name)
-    # It stops at the deaths around reveals, and where a site is not there in the end.
-    assert self.run.go_on() == 2
 
   def listener(self, name):
     """What a site would have sent without masks; it says nothing else than that."""
@@ -106,7 +106,10 @@ class Curious(CuriousServer):
 def watcher(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr("os.fsync", lambda handle: None)  # Here no power is cut.
-    yield Watcher(tmp_path_factory.mktemp("watched"))
+    made = Watcher(tmp_path_factory.mktemp("watched"), FAULTS, 4)
+    # It stops at the deaths around reveals, and where a site is not there in the end.
+    assert made.run.go_on() == 2
+    yield made
 
 
 def _learnt(watcher):
@@ -249,3 +252,32 @@ def test_the_searches_would_find_a_part(watcher):
   seeds = seen.seeds | {(given_up, name): bytes(32) for name in EVERYBODY}
   leaking = Curious(seen._replace(seeds=seeds), {n: np.zeros(1) for n in EVERYBODY}, 0)
   assert "south" in as_sets(leaking.learnt(), EVERYBODY)
+
+
+def _random_faults(draw):
+  """Faults of some messages, whichever they are."""
+  return [
+    Rule(
+      draw.choice(EVERYBODY),
+      draw.choice(faulty_transport.FAULTS),
+      kind=draw.choice(("ask", "reveal", "")),
+      round=draw.choice((0, 1, 1, 2, 2)),
+      times=draw.choice((1, 2)),
+    )
+    for _ in range(draw.randint(3, 12))
+  ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_goes_wrong_a_run_comes_to_its_end_and_shows_no_part(
+  tmp_path, monkeypatch, seed
+):
+  monkeypatch.setattr("os.fsync", lambda handle: None)
+  draw = random.Random(seed)
+  watcher = Watcher(tmp_path, _random_faults(draw), 2)
+  watcher.run.transport.deadly = draw.random() < 0.3
+  watcher.run.go_on()
+  assert len(watcher.run.rounds()) == 2
+  for sets in _learnt(watcher).values():
+    assert len(sets) <= 1
+    assert all(sum(name in one for name in EVERYBODY) >= FEWEST for one in sets)

@@ -351,13 +351,14 @@ def test_rows_that_are_predicted_exactly_do_not_end_all_doubt(num_rows):
 def test_a_run_scales_its_bars_by_validation_rows_alone():
   runs = {kind: _trained(kind) for kind in ("varying", "rescaled")}
   plain, got = (run.state.server.posterior for run in runs.values())
-  np.testing.assert_array_equal(plain.mean, got.mean)
-  assert got.noise_std != plain.noise_std
-  record = runs["rescaled"].best
-  assert record["val_rmse"] == runs["varying"].best["val_rmse"]
+  # Two programs: the same steps, but for the order in which they are computed.
+  np.testing.assert_allclose(plain.mean, got.mean, rtol=1e-9)
+  assert got.noise_std != pytest.approx(float(plain.noise_std), rel=1e-6)
+  record, other = runs["rescaled"].best, runs["varying"].best
+  assert record["val_rmse"] == pytest.approx(other["val_rmse"], rel=1e-9)
 
 
 def _trained(kind):
-  config = tiny(method="fedbnr", noise=kind, num_rounds=1)
+  config = tiny(method="fedbnr", noise=kind, num_rounds=1, dtype="float64")
   run = experiment.build(config)
   return training.train(run, program.make_program(run.algorithm, transform=jax.jit))

@@ -95,6 +95,16 @@ def test_pictures_take_the_colours_of_the_page_and_keep_their_numbers():
   assert all(ids.count(name) == 1 for name in ids)
 
 
+def test_no_letters_of_a_picture_get_smaller_than_eight_pixels():
+  for size in (6.0, 8.0, 10.0):
+    figure, (ax,) = figures.new_axes(1, 1, (3.0, 2.0))
+    ax.set_xlabel("small", fontsize=size)
+    text = page.picture(figure)
+    least = float(re.search(r"min-width: (\d+)px", text)[1])
+    box = float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1])
+    assert size * least / box == pytest.approx(8.0, abs=0.2)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
   """The folder of a run of a table with sites, a category and two numbers."""
@@ -157,7 +167,7 @@ def test_the_page_of_results_has_means_the_papers_and_failures(tmp_path):
   reader = Reader(text)
   assert _is_self_contained(text)
   place = reader.cells.index("fedavg")
-  assert reader.cells[place + 1 : place + 5] == ["3", "5", "0.5774", "4.45"]
+  assert reader.cells[place + 1 : place + 5] == ["5", "0.58", "4.45", "3"]
   assert {"a <sweep>", "it <diverged>", "RMSE and ECE"} <= set(reader.texts)
   assert 'class="sortable"' in text
 

@@ -90,7 +90,7 @@ def test_blocks_of_a_page_run(page, tmp_path, monkeypatch):
 
 
 def _check_readme(names, folder):
-  assert (folder / "runs" / "mine" / "summary.json").exists()
+  assert (folder / "runs" / "prices" / "summary.json").exists()
   assert len(names["model"].predict(names["new"])) == 40
 
 

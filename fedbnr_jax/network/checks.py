@@ -142,7 +142,7 @@ def is_sum_of_squares(matrix: np.ndarray) -> bool:
     return not matrix.any()
   shifted = matrix / size + NEGATIVE * np.eye(len(matrix))
   try:
-    np.linalg.cholesky(shifted)  # A fifth of the time that eigenvalues take.
+    np.linalg.cholesky(shifted)  # A third of the time that eigenvalues take.
   except np.linalg.LinAlgError:
     return False
   return True

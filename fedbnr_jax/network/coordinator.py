@@ -9,7 +9,6 @@ import secrets
 from typing import Any
 
 import ml_collections
-import numpy as np
 
 from fedbnr_jax import auto, files, precision, workflow
 from fedbnr_jax.candidates import Choice
@@ -21,7 +20,7 @@ from fedbnr_jax.network.agreement import Agreement
 from fedbnr_jax.network.members import SECONDS, Members, stopped
 from fedbnr_jax.network.rounds import program_of
 from fedbnr_jax.network.sums import PAUSE, Sums
-from fedbnr_jax.network.transport import Failure, Transport
+from fedbnr_jax.network.transport import Transport
 from fedbnr_jax.run import training
 from fedbnr_jax.run.config import AUTO, left_open
 from fedbnr_jax.run.records import RunFolder
@@ -158,12 +157,7 @@ def _deliver(members: Members, folder: RunFolder, note: _Note) -> None:
   Raises:
     InputError: If one does not take it; the same command sends it again.
   """
-  content = site_model.collect(folder)
-  head = {"kind": "model", "files": list(content)}
-  arrays = [np.frombuffer(data, np.uint8) for data in content.values()]
-  message = members.message(head, arrays)
-  replies = members.ask(dict.fromkeys(members.names, message))
-  failed = {n: r.reason for n, r in replies.items() if isinstance(r, Failure)}
+  failed = members.deliver(site_model.collect(folder))
   if failed:
     raise stopped(
       failed,

@@ -18,7 +18,7 @@ from fedbnr_jax.run.config import AUTO, base, get
 
 METHODS = (
   *("fedbnr", "fedbnr-ev", "fedbnr-exact", "fedbnr-ard"),
-  *("fedridge", "fedavg", "fedprox", AUTO),
+  *("fedridge", "fedavg", "fedprox", "pfedgp", "fedloc", AUTO),
 )
 _ROUND = "who takes part in a round is who answers"
 _LAYOUT = "each site computes for itself"

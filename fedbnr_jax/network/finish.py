@@ -14,7 +14,7 @@ from fedbnr_jax.gp import conformal, metrics
 from fedbnr_jax.intervals import Calibration, gaussian_reach, percent
 from fedbnr_jax.network.preparation import NetworkTask
 from fedbnr_jax.network.question import Question
-from fedbnr_jax.network.rounds import model_arrays, score_sums
+from fedbnr_jax.network.rounds import model_arrays, place_of, score_sums
 from fedbnr_jax.network.sums import END, Sums
 from fedbnr_jax.run import journal, seal, training
 from fedbnr_jax.run.records import RunFolder
@@ -74,9 +74,10 @@ def write(
 
 def ask(task: NetworkTask, sums: Sums, result: training.Result) -> Found:
   """Asks the sites for what is told of the model at its best round."""
-  _, test = score_sums(task, sums, result.state)
+  _, test = score_sums(task, sums, result.state, result.best_round)
   model = model_arrays(task, result.state)
-  counts = sums.tree(Question("conformal", task.name, 0, (), model))
+  place = place_of(task, result.best_round)
+  counts = sums.tree(Question("conformal", task.name, 0, (), model, place))
   calibrated = None
   if counts["calibration"].sum():
     calibrated = Calibration(counts["calibration"], "rows")
@@ -124,8 +125,9 @@ def _page(
 
   chosen = "auto: " if trials else ""
   title = f"{summary['dataset']}, {chosen}{summary['method']}"
+  what = "A model at each site" if task.parts.keeps else "One global model"
   lead = (
-    f"One global model of {task.table.target!r} for {task.num_clients} sites, which "
+    f"{what} of {task.table.target!r} for {task.num_clients} sites, which "
     f"kept their rows, seed {summary['seed']}. All here is made of sums over sites. "
     f"Scores are of test rows that took no part in training, at round "
     f"{summary['best_round']} of {summary['rounds']}, which validation rows chose."
@@ -135,9 +137,9 @@ def _page(
     page.Section("Error by round", page.picture(drawn["learning_curve"])),
     _intervals(found),
   ]
-  if len(task.table.features) > 1:
+  if len(task.table.features) > 1 and not task.parts.keeps:
     sections.append(run_page.of_relevance(task, result))
-  sections += [*run_page.tried(trials), _data(task, summary)]
+  sections += [*run_page.tried(trials, task.config), _data(task, summary)]
   sections.append(run_page.of_config(task.config))
   return page.page(title, lead, run_page.tiles(summary, task.table.target), sections)
 

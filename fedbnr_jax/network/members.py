@@ -104,6 +104,13 @@ class Members:
     if refused:
       raise stopped(refused, what)
 
+  def deliver(self, content: Mapping[str, bytes]) -> dict[str, str]:
+    """Sends files of a model to every member; says who does not take it, and why."""
+    head = {"kind": "model", "files": list(content)}
+    arrays = [np.frombuffer(data, np.uint8) for data in content.values()]
+    replies = self.ask(dict.fromkeys(self.names, self.message(head, arrays)))
+    return {n: r.reason for n, r in replies.items() if isinstance(r, Failure)}
+
   # ----------------------------------------------------------------------- messages
 
   def message(

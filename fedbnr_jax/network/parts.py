@@ -21,7 +21,7 @@ from fedbnr_jax.federated.algorithm import FederatedAlgorithm
 from fedbnr_jax.federated.exchange import Exchange
 from fedbnr_jax.federated.federation import Rows
 from fedbnr_jax.federated.state import ServerState, State
-from fedbnr_jax.gp import blr, metrics
+from fedbnr_jax.gp import blr, metrics, urk
 from fedbnr_jax.run import input_summary
 
 
@@ -31,8 +31,8 @@ class Part:
 
   exchange: Exchange
   down_like: Any  # Shapes and types of the down message.
-  own_like: Any  # Of what one client keeps.
-  rows_like: Any  # Of one row of padding.
+  own_like: Any  # Those of what one client keeps.
+  rows_like: Any  # Those of one row of padding.
 
   @property
   def name(self) -> str:
@@ -62,8 +62,13 @@ class Parts:
     model_like: Shapes and types of what `model_of` leaves of a server's state.
     algorithm: The method; what the server computes is compiled.
     init: Makes the server's state, from the key and what is known of the inputs.
+    start: Makes what one client keeps, from the key, its number and its rows.
+    keeps: Whether clients keep anything, and so have models of their own.
     model: `model_of`.
-    predict: Mean and variance [N] of x [N, D] under a message that holds a model.
+    predict: Mean and variance [N] of x [N, D] under a message that holds a model, and
+      what the client keeps.
+    draw: The last layer's ω, from the seed and what is known of the inputs; None for a
+      method without.
     score: Sums by which mean, variance and targets [N] are scored.
   """
 
@@ -72,8 +77,11 @@ class Parts:
   model_like: ServerState
   algorithm: FederatedAlgorithm
   init: Callable[[chex.PRNGKey, Any], ServerState]
+  start: Callable[[chex.PRNGKey, jax.Array, Rows], Any]
+  keeps: bool
   model: Callable[[ServerState], ServerState]
   predict: Callable[..., Any]
+  draw: Callable[[urk.Source], Any] | None
   score: Callable[..., metrics.ScoreSums]
 
 
@@ -138,12 +146,12 @@ def _of_key(key: str, num_clients: int, num_inputs: int) -> Parts:
   def init(key: chex.PRNGKey, inputs: Any) -> ServerState:
     return plain.init_server(key, num_clients, rows, inputs)
 
-  def own(key: chex.PRNGKey) -> Any:
-    number = jnp.zeros((), jnp.int32)
+  def start(key: chex.PRNGKey, number: jax.Array, rows: Rows) -> Any:
     return plain.init_client(key, number, num_clients, rows, inputs)
 
   state = jax.eval_shape(init, jax.random.key(0), inputs)
-  own_like = jax.eval_shape(own, jax.random.key(0))
+  number = jnp.zeros((), jnp.int32)
+  own_like = jax.eval_shape(start, jax.random.key(0), number, rows)
 
   # Rows to score by have targets in the type of the statistics.
   scored = rows.replace(y=rows.y.astype(blr.statistics_dtype()))
@@ -152,16 +160,26 @@ def _of_key(key: str, num_clients: int, num_inputs: int) -> Parts:
     down = jax.eval_shape(lambda state: exchange.broadcast(state, None), state)
     return Part(exchange, down, own_like, rows)
 
-  def predict(model: ServerState, x: jax.Array) -> Any:
-    return plain.predict(State(of_model(model)), x)
+  def predict(model: ServerState, own: Any, x: jax.Array) -> Any:
+    # As of a federation of this client alone.
+    state = State(of_model(model), jax.tree.map(lambda leaf: leaf[None], own))
+    mean, variance = plain.predict(state, x)
+    return mean.reshape(len(x)), variance.reshape(len(x))
 
+  draw = None
+  if algorithms.method(config.method).random_features:
+    kernel = prediction.feature_map(config)
+    draw = jax.jit(lambda source: urk.draw_omega(kernel, source, rows.x))
   return Parts(
     tuple(part(exchange, rows) for exchange in plain.exchanges),
     tuple(part(exchange, scored) for exchange in plain.held_out),
     jax.eval_shape(model_of, state),
     plain.with_server_parts(jax.jit),
     jax.jit(init),
+    jax.jit(start),
+    bool(jax.tree.leaves(own_like)),
     jax.jit(model_of),
     jax.jit(predict),
+    draw,
     jax.jit(metrics.score_sums),
   )

@@ -7,12 +7,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from fedbnr_jax import algorithms
 from fedbnr_jax.algorithms import kernels
 from fedbnr_jax.data import Preprocessor, column_sums
 from fedbnr_jax.data.questions import Arrays, Ask
 from fedbnr_jax.errors import InputError
+from fedbnr_jax.federated.federation import Federation, Rows
 from fedbnr_jax.gp import urk
 from fedbnr_jax.network import parts, schema, units
 from fedbnr_jax.network.framing import digest
@@ -94,15 +96,16 @@ def prepare(config: ml_collections.ConfigDict, sums: Sums) -> NetworkTask:
   if needs_inputs(config):
     summary = input_summary.from_sums(asking(sums, name), preprocessor)
   _require_memory(config, summary, preprocessor.num_inputs)
+  algorithm = parts.algorithm_of(parts.key_of(config))
+  algorithm.check(_rows_like(sizes["train"]))
   sums.answers.begin_training(name, config, preprocessor)
   what = digest("table", canonical(record), canonical(sizes))
   table = TableNote(
     agreed.name, sum(sizes.values()), what, agreed.features, agreed.target.name
   )
-  key = parts.key_of(config)
   return NetworkTask(
     config=ml_collections.FrozenConfigDict(config),
-    algorithm=parts.algorithm_of(key),
+    algorithm=algorithm,
     preprocessor=preprocessor,
     client_names=sums.members.names,
     table=table,
@@ -137,6 +140,13 @@ def _require_rows(sizes: dict[str, int]) -> None:
         f"no site has a row for {part}: a site of fewer than {FEWEST_TO_SPLIT} rows "
         "trains on all of them; let at least one have more."
       )
+
+
+def _rows_like(num_rows: int) -> Federation:
+  """Makes a federation of so many rows, for a method to say if they are enough."""
+  mask: Any = np.ones((1, num_rows), bool)
+  empty: Any = np.zeros((1, num_rows, 0))
+  return Federation(Rows(empty, mask, mask))
 
 
 def _require_memory(

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.network.framing import digest
+from fedbnr_jax.network.own_states import Place
 from fedbnr_jax.network.protocol import Message
 
 # What a site is asked for, and what people are told about it.
@@ -35,6 +36,7 @@ class Question(NamedTuple):
     number: Which exchange, where the question is one of several of its name.
     names: Of the arrays, where they are named.
     arrays: The down message.
+    place: Where in the training, of a method by which sites keep a state of their own.
   """
 
   name: str
@@ -42,6 +44,7 @@ class Question(NamedTuple):
   number: int = 0
   names: tuple[str, ...] = ()
   arrays: tuple[np.ndarray, ...] = ()
+  place: Place = Place()
 
   def head(self) -> dict[str, Any]:
     """Returns what of the question goes into the head of a message."""
@@ -50,12 +53,13 @@ class Question(NamedTuple):
       "training": self.training,
       "number": self.number,
       "names": list(self.names),
+      "place": list(self.place),
     }
 
   def digest(self) -> str:
     """Returns a digest that no other question has."""
     parts: list[str | bytes | int] = [self.name, self.training, self.number]
-    parts += [len(self.names), *self.names]
+    parts += [*self.place, len(self.names), *self.names]
     for array in self.arrays:
       parts += [array.dtype.name, repr(array.shape), array.tobytes()]
     return digest("question", *parts)
@@ -80,11 +84,12 @@ def of_message(message: Message) -> Question:
   head: Mapping[str, Any] = message.head
   try:
     name, training, number = head["question"], head["training"], head["number"]
-    names = tuple(head["names"])
+    names, place = tuple(head["names"]), Place(*head["place"])
   except (KeyError, TypeError) as error:
     raise InputError("a message asks no question.") from error
   right = isinstance(training, str) and isinstance(number, int)
   right = right and all(isinstance(one, str) for one in names)
+  right = right and all(type(one) is int and one >= 0 for one in place)
   if name not in MEANINGS or not right:
     raise InputError(f"there is no question {name!r} that a site answers.")
-  return Question(name, training, number, names, message.arrays)
+  return Question(name, training, number, names, message.arrays, place)

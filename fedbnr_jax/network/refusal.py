@@ -11,6 +11,7 @@ SENTENCES = {
   "unknown-training": "does not know this training",
   "unknown-run": "is not in this run",
   "other-rows": "has other rows than when the run began: restore them",
+  "other-draws": "draws another kernel from the same seed: are machines alike?",
   "limit": "has answered as many sums as were agreed on",
   "rule": "may not answer this attempt by the rules of masked sums",
   "not-finite": "has a loss that is not finite",

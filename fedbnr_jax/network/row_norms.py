@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import ml_collections
+import numpy as np
 
 from fedbnr_jax import algorithms
 from fedbnr_jax.algorithms import kernels
@@ -95,4 +96,10 @@ def _row_norm(feature_map: urk.FeatureMap) -> RowNorm:
   if feature_map.norm_bound is None:
     return RowNorm(feature_map.squared_norm, None)
   bound = jax.jit(feature_map.norm_bound)
-  return RowNorm(feature_map.squared_norm, lambda theta: float(bound(theta)))
+
+  def of_theta(theta: Any) -> float:
+    # Constants of a bound are of the wide type, and types are not mixed.
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), theta)
+    return float(bound(wide))
+
+  return RowNorm(feature_map.squared_norm, of_theta)

@@ -19,6 +19,7 @@ from fedbnr_jax import precision
 from fedbnr_jax.data import Preprocessor, column_sums
 from fedbnr_jax.network import (
   members,
+  own_model,
   protocol,
   question,
   schema,
@@ -39,7 +40,7 @@ from fedbnr_jax.network.site_run import SiteRun
 from fedbnr_jax.network.site_training import NotFiniteError, SiteTraining
 from fedbnr_jax.network.strict_json import canonical
 from fedbnr_jax.run.config import AUTO, differences
-from fedbnr_jax.run.records import as_json
+from fedbnr_jax.run.records import RunFolder, as_json
 
 MODEL = "model"  # In a site's folder, the folder of the trained model.
 _LOG = logging.getLogger(__name__)
@@ -150,16 +151,22 @@ class Site:
 
   def _begin(self, run: str, message: protocol.Message) -> Reply:
     """Starts a training that was agreed on."""
-    del run
     try:
       config, record = message.head["config"], message.head["preprocessor"]
       _require_agreed(as_json(self._agreement.config), config)
-      preprocessor = Preprocessor.from_json(record)
+      self._training(run, config, record)
     except (KeyError, TypeError, AttributeError) as error:
       raise RefusalError("unreadable", "this is no training") from error
+    return {}, ()
+
+  def _training(
+    self, run: str, config: dict[str, Any], record: Mapping[str, Any]
+  ) -> SiteTraining:
+    """Returns the training of a config and a preprocessor, made if need be."""
     name = training_digest(config, record)
     if name in self._trainings:
-      return {}, ()
+      return self._trainings[name]
+    preprocessor = Preprocessor.from_json(record)
     while len(self._trainings) >= _MOST_TRAININGS:
       self._trainings.pop(next(iter(self._trainings)))
     self._trainings[name] = SiteTraining(
@@ -167,9 +174,11 @@ class Site:
       preprocessor,
       self._table,
       self._split,
-      len(self._agreement.members),
+      tuple(self._agreement.members),
+      self.name,
+      self._own_folder(run, name),
     )
-    return {}, ()
+    return self._trainings[name]
 
   # ----------------------------------------------------------------------------- sums
 
@@ -228,14 +237,23 @@ class Site:
 
   def _take_model(self, run: str, message: protocol.Message) -> Reply:
     """Writes the trained model into the site's folder, for predictions here."""
-    del run
     try:
       names = list(message.head["files"])
       content = {n: a.tobytes() for n, a in zip(names, message.arrays, strict=True)}
     except (KeyError, TypeError, ValueError) as error:
       raise RefusalError("unreadable", "this is no model") from error
     site_model.write(self._folder / MODEL, content)
+    folder = RunFolder(self._folder / MODEL)
+    config, record = as_json(folder.config()), folder.preprocessing().to_json()
+    if self._own_folder(run, training_digest(config, record)).exists():
+      training = self._training(run, config, record)
+      own = training.own_after((folder.summary() or {})["best_round"])
+      own_model.complete(folder.path, self.name, own, training.num_rows)
     return {}, ()
+
+  def _own_folder(self, run: str, training: str) -> pathlib.Path:
+    """Names the folder for what the site keeps for itself in a training."""
+    return self._folder / "own" / run[:16] / training[:16]
 
 
 def training_digest(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> str:

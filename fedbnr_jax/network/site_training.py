@@ -1,6 +1,9 @@
 """One training as a site knows it: its own rows, standardised, and what it computes."""
 
+import functools
+import pathlib
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,15 +15,20 @@ from fedbnr_jax.data import Preprocessor
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.federated.federation import Rows
 from fedbnr_jax.federated.state import ServerState
-from fedbnr_jax.gp import conformal, metrics
+from fedbnr_jax.gp import conformal, metrics, urk
 from fedbnr_jax.network import parts, vectors
+from fedbnr_jax.network.own_states import OwnStates
 from fedbnr_jax.network.question import Question
+from fedbnr_jax.network.refusal import RefusalError
 from fedbnr_jax.network.schema import SiteTable
 from fedbnr_jax.network.site_rows import SiteSplit
 from fedbnr_jax.prediction import padded_size
 from fedbnr_jax.run import input_summary
+from fedbnr_jax.run.task import init_key
 
 _CHUNK = 8192  # Rows predicted at a time: bounds the memory.
+_ROUNDING = 1e-4  # Of draws on different machines.
+Model = tuple[ServerState, Any]  # What all have, and what the site keeps.
 
 
 class NotFiniteError(ArithmeticError):
@@ -36,7 +44,9 @@ class SiteTraining:
     preprocessor: Preprocessor,
     table: SiteTable,
     split: SiteSplit,
-    num_clients: int,
+    members: Sequence[str],
+    name: str,
+    folder: pathlib.Path,
   ) -> None:
     """Standardises a site's rows.
 
@@ -45,7 +55,9 @@ class SiteTraining:
       preprocessor: Made of sums over all sites.
       table: The site's rows.
       split: Which of them train, validate, test and calibrate.
-      num_clients: K, the sites of the federation.
+      members: Names of the sites of the federation.
+      name: The site's.
+      folder: Where it keeps what is its own, if the method has it keep anything.
     """
     with warnings.catch_warnings(action="ignore"):  # What is odd is everybody's.
       inputs = preprocessor.transform(table.features)
@@ -64,7 +76,15 @@ class SiteTraining:
     self._validation, self._test = rows(split.validation, wide), rows(split.test, wide)
     self._calibration = rows(split.calibration, wide)
     self._summary = input_summary.Site(inputs[split.train])
-    self._parts = parts.of_config(config, num_clients, inputs.shape[1])
+    names = sorted(members)
+    self._parts = parts.of_config(config, len(names), inputs.shape[1])
+    self._same_draws = False  # Whether they have been compared, and are.
+    self._own: OwnStates | None = None
+    if self._parts.keeps:
+      number = jnp.asarray(names.index(name), jnp.int32)
+      key = init_key(config.seed)
+      start = functools.partial(self._parts.start, key, number, self._train)
+      self._own = OwnStates(folder, start)
 
   def answer(self, question: Question) -> Any:
     """Computes a site's answer, a tree of arrays that add over sites.
@@ -78,7 +98,9 @@ class SiteTraining:
       return self._summary.answer(question.name, arguments)
     if question.name in ("exchange", "held-out"):
       return self._exchange(question)
-    model = vectors.from_arrays(question.arrays, self._parts.model_like)
+    server = vectors.from_arrays(question.arrays, self._parts.model_like)
+    self._require_same_draws(server)
+    model = server, self.own_after(question.place.round)
     if question.name == "scores":
       return {
         "validation": self._score_sums(model, self._validation),
@@ -90,6 +112,28 @@ class SiteTraining:
         "test": self._counts(model, self._test),
       }
     raise InputError(f"question {question.name!r} is not about a training.")
+
+  def _require_same_draws(self, server: ServerState) -> None:
+    """Raises RefusalError unless ω of the coordinator is what this machine draws, too.
+
+    Sums under one kernel and predictions under another would fit nothing.
+    """
+    if self._parts.draw is None or self._same_draws:
+      return
+    drawn = self._parts.draw(urk.Source(server.seed, server.inputs))
+    pairs = zip(*map(jax.tree.leaves, (drawn, server.omega)), strict=True)
+    self._same_draws = all(np.allclose(a, b, _ROUNDING, _ROUNDING) for a, b in pairs)
+    if not self._same_draws:
+      raise RefusalError("other-draws")
+
+  def own_after(self, number: int) -> Any:
+    """Returns what the site kept after a round; () if it keeps nothing."""
+    return () if self._own is None else self._own.after(number)
+
+  @property
+  def num_rows(self) -> int:
+    """How many rows train."""
+    return len(self._train.y)
 
   def exchange_name(self, question: Question) -> str:
     """Names the exchange that a question is about, or returns ""."""
@@ -111,29 +155,32 @@ class SiteTraining:
       # A row of padding: sums over no rows have a shape too.
       rows = jax.tree.map(lambda a: np.zeros((1, *a.shape[1:]), a.dtype), rows)
     down = vectors.from_arrays(question.arrays, part.down_like)
-    up, _, report = part.answer(down, (), rows)
+    own = () if self._own is None else self._own.before(question.place)
+    up, own, report = part.answer(down, own, rows)
     if not np.all(np.isfinite(report.get("loss", 0.0))):
       raise NotFiniteError("the loss of this site is not finite")
+    if self._own is not None:
+      self._own.keep(question.place, own)
     return jax.device_get(up)
 
-  def _predict(self, model: ServerState, x: Any) -> tuple[np.ndarray, np.ndarray]:
+  def _predict(self, model: Model, x: Any) -> tuple[np.ndarray, np.ndarray]:
     """Predicts mean and variance [N] of x [N, D]; programs are few, whatever N is."""
     found = []
     for start in range(0, len(x), _CHUNK):
       some = x[start : start + _CHUNK]
       missing = padded_size(len(some), _CHUNK) - len(some)
       padded = np.pad(some, ((0, missing), (0, 0)))
-      mean, variance = jax.device_get(self._parts.predict(model, padded))
+      mean, variance = jax.device_get(self._parts.predict(*model, padded))
       found.append((mean[: len(some)], variance[: len(some)]))
     means, variances = zip(*found, strict=True)
     return np.concatenate(means), np.concatenate(variances)
 
-  def _score_sums(self, model: ServerState, rows: Rows) -> metrics.ScoreSums:
+  def _score_sums(self, model: Model, rows: Rows) -> metrics.ScoreSums:
     if not len(rows.y):
       return metrics.no_score_sums()
     return jax.device_get(self._parts.score(*self._predict(model, rows.x), rows.y))
 
-  def _counts(self, model: ServerState, rows: Rows) -> np.ndarray:
+  def _counts(self, model: Model, rows: Rows) -> np.ndarray:
     """Counts by how many standard deviations predictions miss rows, in public bins."""
     if not len(rows.y):
       return np.zeros(len(conformal.EDGES) + 1)

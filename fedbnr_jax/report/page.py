@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from fedbnr_jax.files import replacing
 from fedbnr_jax.report import figures
 
 _SHORT = 40  # Letters of a text that stands in one line.
+_POINTS = 72  # In an inch.
 
 
 class Tile(NamedTuple):
@@ -103,10 +105,13 @@ def picture(figure: Figure, size: tuple[float, float] | None = None) -> str:
     caption = f"<figcaption>{escape(titled[0].get_title(loc='left'))}</figcaption>"
     titled[0].set_title("", loc="left")
   width = figure.get_size_inches()[0]
-  # Letters of 10 points get no larger than about 15 pixels, and no smaller than 8: on a
-  # phone, a wide picture is scrolled.
-  limits = f"min-width: {60 * width:.0f}px; max-width: {110 * width:.0f}px"
-  drawn = f'<figure style="{limits}">{figures.svg(figure)}{caption}</figure>'
+  # No letters get smaller than 8 pixels, and those of 10 points no larger than about
+  # 15: on a phone, a wide picture is scrolled.
+  drawn = figures.svg(figure)
+  sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", drawn)]
+  least, most = 8 * _POINTS / min(sizes, default=10.0) * width, 110 * width
+  limits = f"min-width: {min(least, most):.0f}px; max-width: {most:.0f}px"
+  drawn = f'<figure style="{limits}">{drawn}{caption}</figure>'
   return f'<div class="scroll">{drawn}</div>'
 
 
@@ -164,7 +169,8 @@ def facts(values: Mapping[str, Any]) -> str:
     f'<tr><th scope="row">{escape(name)}</th>{_cell(value, None)}</tr>\n'
     for name, value in values.items()
   )
-  return f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
+  shown = f'<table class="facts"><tbody>{rows}</tbody></table>'
+  return f'<div class="scroll">{shown}</div>'
 
 
 def unfold(summary: str, content: Any) -> str:

@@ -112,9 +112,9 @@ def summary_text(summary: dict[str, Any]) -> str:
   others = "" if conformal is None else f"; the conformal one covers {conformal:.1%}"
   return (
     f"{summary['dataset']}, {summary['method']}, {summary['num_clients']} clients, "
-    f"seed {summary['seed']}: round {summary['best_round']} is the best of "
-    f"{summary['rounds']} ({summary['seconds']:.1f} s)\n"
-    f"test RMSE {summary['test_rmse']:.4g} (lowest of all rounds "
+    f"seed {summary['seed']}: validation rows chose round {summary['best_round']} of "
+    f"{summary['rounds']}, which took {summary['seconds']:.1f} s\n"
+    f"test RMSE {summary['test_rmse']:.4g} (lowest of any round "
     f"{summary['min_test_rmse']:.4g}), ECE {summary['test_ece']:.3f}, "
     f"NLL {summary['test_nll']:.4g}, 95 % interval covers "
     f"{summary['test_coverage95']:.1%} of {summary['test_rows']} test rows, so "

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fedbnr_jax import candidates
 from fedbnr_jax.candidates import Trial
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.intervals import Calibration, gaussian_reach, percent
@@ -74,7 +75,7 @@ def run_page(outcome: Outcome) -> str:
     *_intervals(outcome),
     *_by_client(outcome),
     *_relevance(outcome),
-    *tried(outcome.trials),
+    *tried(outcome.trials, experiment.config),
     *_compared(outcome),
     _data(outcome),
     of_config(experiment.config),
@@ -230,8 +231,8 @@ def of_relevance(task: Task, result: training.Result) -> Section:
   return Section("Which columns matter", body)
 
 
-def tried(trials: Sequence[Trial]) -> list[Section]:
-  """Lists the candidates of method `auto`."""
+def tried(trials: Sequence[Trial], chosen: ml_collections.ConfigDict) -> list[Section]:
+  """Lists the candidates of method `auto`, and which of them was chosen."""
   if not trials:
     return []
   frame = pd.DataFrame([trial._asdict() for trial in trials])
@@ -239,10 +240,13 @@ def tried(trials: Sequence[Trial]) -> list[Section]:
     columns={"name": "candidate", "val_rmse": "validation RMSE", "val_nll": "NLL"}
   ).astype({"validation RMSE": float, "NLL": float})
   text = (
-    "Method auto has trained each of these for a round and gone on with the best on "
-    "validation rows."
+    "Method auto has trained each of these for a round and gone on with one: the best "
+    "on validation rows or, where these are fewer than 100, by the evidence of all "
+    "rows. Standardised inputs must be better than normal scores by a margin."
   )
-  columns = ["candidate", "validation RMSE", "NLL", "seconds"]
+  taken = candidates.taken(chosen)
+  frame["taken"] = ["yes" if name == taken else "" for name in frame["candidate"]]
+  columns = ["candidate", "taken", "validation RMSE", "NLL", "seconds"]
   table = page.table(frame[columns], {"seconds": "{:.1f}".format})
   return [Section("What was tried", page.paragraph(text, "note") + table)]
 
@@ -286,7 +290,7 @@ def of_config(config: ml_collections.ConfigDict) -> Section:
   usual = base()
   known = set(field_names(usual))
   changed = {
-    name: str(get(config, name))
+    name: str(get(config, name)) or "(empty)"
     for name in field_names(config)
     if name not in known or get(config, name) != get(usual, name)
   }

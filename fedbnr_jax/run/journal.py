@@ -20,6 +20,7 @@ from fedbnr_jax.run.program import Scores
 from fedbnr_jax.run.records import Record, RunFolder
 from fedbnr_jax.run.seal import Seal
 from fedbnr_jax.run.summary import (
+  IN,
   TEST_SCORES,
   VALIDATION_SCORES,
   best_round,
@@ -248,7 +249,7 @@ def _record(
   record |= {f"test_{name}": in_test[name] for name in TEST_SCORES}
   if task.notes_clients:
     pairs = zip(task.client_names, info.answered, strict=True)
-    record |= {f"in_{name}": int(answered) for name, answered in pairs}
+    record |= {f"{IN}{name}": int(answered) for name, answered in pairs}
   return record | {
     "noise_std": float(noise_std) * scale,
     "prior_std": float(prior_std) * scale,

@@ -21,9 +21,19 @@ _SUMMED = ("floats_up", "floats_down", "seconds")
 COLUMNS = ("clients_answered", *_OF_BEST, *_SUMMED)  # That every history has.
 
 
+IN = "in_"  # Begins a column that says of a site if it took part in a round.
+
+
 def best_round(history: list[Record], score: str = "val_rmse") -> int:
-  """The first round, counted from 1, with the lowest validation score."""
-  return int(np.argmin([record[score] for record in history])) + 1
+  """The first round, counted from 1, with the lowest validation score.
+
+  Where sites were left out of a round, it has no score of their rows, and may look
+  better for that: rounds with the most sites are compared.
+  """
+  values = [record[score] for record in history]
+  num_in = [sum(r[name] for name in r if name.startswith(IN)) for r in history]
+  compared = np.equal(num_in, max(num_in))
+  return int(np.argmin(np.where(compared, values, np.inf))) + 1
 
 
 def read_history(folder: RunFolder, score: str = "val_rmse") -> list[Record]:
