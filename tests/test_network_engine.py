@@ -31,7 +31,7 @@ pytest.importorskip("nvflare", reason="the extra `network` is not installed")
 
 from fedbnr_jax.network import engine_limits
 
-_ROUNDS = 5
+_ROUNDS = 20  # So many that the run goes on for seconds when its first one is told.
 
 
 @pytest.fixture
