@@ -14,14 +14,15 @@ import ml_collections
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
-from fedbnr_jax.network import attempt, deployable, strict_json
+from fedbnr_jax.network import attempt, deployable, site_rows, strict_json
 from fedbnr_jax.network.framing import digest
 from fedbnr_jax.network.identity import PublicIdentity
 from fedbnr_jax.network.schema import Schema
 
 FORMAT = "fedbnr-jax federation 1"
 # Of one run. A method that follows a gradient takes a sum a step: 100 rounds of 50
-# steps are 5,000, and scores and a search along a line come to it.
+# steps are 5,000, and scores and a search along a line come to it. A training without
+# each fold of the rows takes as many again.
 MOST_SUMS = 20_000
 _LARGEST = 2**31  # Of most_sums: more than anybody waits for.
 _WHAT = "federation"
@@ -137,7 +138,7 @@ def make(
   name: str | None = None,
   masking: bool | None = None,
   min_sites: int | None = None,
-  most_sums: int = MOST_SUMS,
+  most_sums: int | None = None,
 ) -> Agreement:
   """Puts an agreement together.
 
@@ -148,13 +149,16 @@ def make(
     name: Name of the federation; None for that of the table.
     masking: None for masked sums where there are three members or more.
     min_sites: None for all members: the model is of all of them, or there is none.
-    most_sums: How many sums a site answers in a run.
+    most_sums: How many sums a site answers in a run; None for `MOST_SUMS` for each
+      training that the config has.
 
   Raises:
     InputError: If it is nothing that can be deployed.
   """
   _require_names(members)
   fitted = deployable.fitted(config, schema, len(members))
+  if most_sums is None:
+    most_sums = MOST_SUMS * (1 + site_rows.num_folds(fitted))
   return Agreement(
     schema.name if name is None else name,
     ml_collections.FrozenConfigDict(fitted),

@@ -17,9 +17,14 @@ from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.rounds import model_arrays, place_of, score_sums
 from fedbnr_jax.network.sums import END, Sums
 from fedbnr_jax.run import journal, seal, training
+from fedbnr_jax.run.experiment import FEWEST_CALIBRATION_ROWS
 from fedbnr_jax.run.records import RunFolder
 
 _LEVELS = (0.5, 0.8, 0.9, 0.95, 0.99)
+_SCORED = {
+  "rows": "sites have set aside",
+  "folds": "were scored by models that were trained without them, fold by fold",
+}
 
 
 class Found(NamedTuple):
@@ -28,7 +33,7 @@ class Found(NamedTuple):
   Attributes:
     test: Sums by which their test rows are scored.
     test_counts: [B + 1] how many of these are off by how much; see gp/conformal.py.
-    calibrated: The same of rows that were set aside, if there are any.
+    calibrated: The same of rows that were set aside or left out, if there are any.
   """
 
   test: metrics.ScoreSums
@@ -41,6 +46,7 @@ def write(
   sums: Sums,
   result: training.Result,
   folder: RunFolder,
+  by_folds: Calibration | None = None,
   trials: Sequence[Trial] = (),
 ) -> dict[str, Any]:
   """Writes all files of a run that follow from its training.
@@ -49,6 +55,7 @@ def write(
     task, result: A training and what it left.
     sums: Reaches the sites.
     folder: Of the run.
+    by_folds: What trainings without folds have told; see folds.py.
     trials: What method `auto` has tried before it, if it has.
 
   Returns:
@@ -60,6 +67,8 @@ def write(
 
   sums.begin_round(task.name, END)
   found = ask(task, sums, result)
+  if by_folds is not None:
+    found = found._replace(calibrated=by_folds)
   number = len(result.history)
   if found.calibrated is not None:
     sealed = seal.of_folder(folder, number)
@@ -135,7 +144,7 @@ def _page(
   sections = [
     page.Section("Are the error bars honest?", page.picture(drawn["reliability"])),
     page.Section("Error by round", page.picture(drawn["learning_curve"])),
-    _intervals(found),
+    _intervals(task, found),
   ]
   if len(task.table.features) > 1 and not task.parts.keeps:
     sections.append(run_page.of_relevance(task, result))
@@ -144,7 +153,7 @@ def _page(
   return page.page(title, lead, run_page.tiles(summary, task.table.target), sections)
 
 
-def _intervals(found: Found) -> Any:
+def _intervals(task: NetworkTask, found: Found) -> Any:
   """Compares the levels of intervals with the share of test rows that they cover."""
   from fedbnr_jax.report import page
 
@@ -167,9 +176,16 @@ def _intervals(found: Found) -> Any:
   )
   if found.calibrated is not None:
     text += (
-      f" Conformal intervals rest on {found.calibrated.num_rows:,} rows that sites "
-      "have set aside; a dash means that these are too few for the level."
+      f" Conformal intervals rest on {found.calibrated.num_rows:,} rows that "
+      f"{_SCORED[found.calibrated.by]}; a dash means that these are too few for the "
+      "level."
     )
+    few = found.calibrated.num_rows < FEWEST_CALIBRATION_ROWS
+    if few and found.calibrated.by == "rows" and not task.algorithm.one_model_each:
+      text += (
+        f" Fewer than {FEWEST_CALIBRATION_ROWS} say little: with data.calibration = 0 "
+        "and data.calibration_folds = 5 in the agreement, all training rows do it."
+      )
   shares = dict.fromkeys(("Gaussian covers", "conformal covers"), "{:.1%}".format)
   table = page.table(pd.DataFrame(rows), shares)
   return page.Section("Intervals", page.paragraph(text, "note") + table)

@@ -24,6 +24,7 @@ MEANINGS = {
   "held-out": "sums over validation rows, by which error bars are set",
   "scores": "sums of errors and of rows inside intervals, over held-out rows",
   "conformal": "how many calibration and test rows are off by how much",
+  "left-out": "how many rows of the fold that did not train are off by how much",
 }
 
 

@@ -47,6 +47,7 @@ class SiteTraining:
     members: Sequence[str],
     name: str,
     folder: pathlib.Path,
+    left_out: np.ndarray | None = None,
   ) -> None:
     """Standardises a site's rows.
 
@@ -58,6 +59,7 @@ class SiteTraining:
       members: Names of the sites of the federation.
       name: The site's.
       folder: Where it keeps what is its own, if the method has it keep anything.
+      left_out: [num_train] true for rows of the fold that this training is without.
     """
     with warnings.catch_warnings(action="ignore"):  # What is odd is everybody's.
       inputs = preprocessor.transform(table.features)
@@ -73,6 +75,11 @@ class SiteTraining:
       return Rows(*arrays)
 
     self._train = rows(split.train, dtype)
+    if left_out is None:
+      left_out = np.zeros(len(split.train), bool)
+    self._left_out = rows(split.train[left_out], wide)
+    if left_out.any():
+      self._train = _without(self._train, left_out)
     self._validation, self._test = rows(split.validation, wide), rows(split.test, wide)
     self._calibration = rows(split.calibration, wide)
     self._summary = input_summary.Site(inputs[split.train])
@@ -111,6 +118,8 @@ class SiteTraining:
         "calibration": self._counts(model, self._calibration),
         "test": self._counts(model, self._test),
       }
+    if question.name == "left-out":
+      return {"left-out": self._counts(model, self._left_out)}
     raise InputError(f"question {question.name!r} is not about a training.")
 
   def _require_same_draws(self, server: ServerState) -> None:
@@ -187,3 +196,13 @@ class SiteTraining:
     mean, variance = self._predict(model, rows.x)
     scores = conformal.scores(mean, variance, np.asarray(rows.y))
     return conformal.count(scores).astype(np.float64)
+
+
+def _without(rows: Rows, left_out: np.ndarray) -> Rows:
+  """Hides rows; arrays keep their shapes, so that nothing is compiled again."""
+  arrays: Any = (
+    np.where(left_out[:, None], np.zeros_like(rows.x), rows.x),
+    np.where(left_out, np.zeros_like(rows.y), rows.y),
+    ~left_out,
+  )
+  return Rows(*arrays)
