@@ -20,7 +20,7 @@ from fedbnr_jax.gp import conformal, metrics
 from fedbnr_jax.network import checks, parts, row_norms, schema, vectors
 from fedbnr_jax.network.checks import Known
 from fedbnr_jax.network.parts import Part, Parts
-from fedbnr_jax.network.question import Question
+from fedbnr_jax.network.question import OWN_SCORES, Question
 from fedbnr_jax.network.row_norms import RowNorm
 from fedbnr_jax.network.schema import Schema
 
@@ -98,6 +98,7 @@ class Answers:
       "scores": lambda: {"validation": scores, "test": scores},
       "conformal": lambda: {"calibration": bins, "test": bins},
       "left-out": lambda: {"left-out": bins},
+      OWN_SCORES: lambda: dict.fromkeys(("rows", "squares", "inside95"), np.zeros(())),
       "exchange": lambda: self._part(question).up_like,
       "held-out": lambda: self._part(question).up_like,
     }
@@ -196,6 +197,15 @@ class Answers:
     most = known.most_rows if known.rows is None else known.rows
     checks.require_whole(np.sum(counts), "rows left out", most)
 
+  def _own_scores(self, members: Members, told: Any, question: Question) -> None:
+    del question
+    known = self._known(members, "test")
+    # Of few test rows a site tells nothing.
+    most = known.most_rows if known.rows is None else known.rows
+    checks.require_whole(told["rows"], "test rows", most)
+    checks.require_whole(told["inside95"], "rows inside", float(told["rows"]))
+    checks.require_not_negative(told["squares"], "sum of squares")
+
   def _exchange(self, members: Members, told: Any, question: Question) -> None:
     held_out = question.name == "held-out"
     known = self._known(members, "validation" if held_out else "train")
@@ -251,6 +261,7 @@ _CHECKS: dict[str, Callable[[Answers, Members, Any, Question], None]] = {
   "scores": Answers._scores,
   "conformal": Answers._conformal,
   "left-out": Answers._left_out,
+  OWN_SCORES: Answers._own_scores,
   "exchange": Answers._exchange,
   "held-out": Answers._exchange,
 }

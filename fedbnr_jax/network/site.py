@@ -208,6 +208,11 @@ class Site:
     if not np.isfinite(vector).all():
       raise RefusalError("not-finite", f"{what} has numbers that are not finite")
     masked, sent = self._agreement.masking, vector
+    if asked.name == question.OWN_SCORES:
+      masked = False
+      if not self._agreement.tell_scores:
+        raise RefusalError("not-agreed", "own scores are not told")
+      self._runs[run].tell_once(asked)
     if masked:
       sent = self._runs[run].mask(message.head, asked, vector)
     self._num_sums[run] += 1

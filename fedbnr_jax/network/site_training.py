@@ -18,7 +18,7 @@ from fedbnr_jax.federated.state import ServerState
 from fedbnr_jax.gp import conformal, metrics, urk
 from fedbnr_jax.network import parts, vectors
 from fedbnr_jax.network.own_states import OwnStates
-from fedbnr_jax.network.question import Question
+from fedbnr_jax.network.question import OWN_SCORES, Question
 from fedbnr_jax.network.refusal import RefusalError
 from fedbnr_jax.network.schema import SiteTable
 from fedbnr_jax.network.site_rows import SiteSplit
@@ -28,6 +28,8 @@ from fedbnr_jax.run.task import init_key
 
 _CHUNK = 8192  # Rows predicted at a time: bounds the memory.
 _ROUNDING = 1e-4  # Of draws on different machines.
+# Sites with fewer test rows tell no scores of their own: of one row it is its error.
+FEWEST_TO_TELL = 10
 Model = tuple[ServerState, Any]  # What all have, and what the site keeps.
 
 
@@ -118,6 +120,8 @@ class SiteTraining:
         "calibration": self._counts(model, self._calibration),
         "test": self._counts(model, self._test),
       }
+    if question.name == OWN_SCORES:
+      return self._own_scores(model)
     if question.name == "left-out":
       return {"left-out": self._counts(model, self._left_out)}
     raise InputError(f"question {question.name!r} is not about a training.")
@@ -188,6 +192,14 @@ class SiteTraining:
     if not len(rows.y):
       return metrics.no_score_sums()
     return jax.device_get(self._parts.score(*self._predict(model, rows.x), rows.y))
+
+  def _own_scores(self, model: Model) -> dict[str, Any]:
+    """Makes the few sums that are told of the test rows of this site alone."""
+    enough = len(self._test.y) >= FEWEST_TO_TELL
+    sums = metrics.no_score_sums()
+    if enough:
+      sums = self._score_sums(model, self._test)
+    return {"rows": sums.count, "squares": sums.squares, "inside95": sums.inside[0]}
 
   def _counts(self, model: Model, rows: Rows) -> np.ndarray:
     """Counts by how many standard deviations predictions miss rows, in public bins."""
