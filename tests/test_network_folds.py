@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from fedbnr_jax import calibration, workflow
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.network import agreement as agreement_lib
 from fedbnr_jax.network import coordinator, protocol, site_rows
+from fedbnr_jax.network.expected import Answers
+from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.refusal import SENTENCES
 from fedbnr_jax.run import training
 from fedbnr_jax.run.experiment import Experiment
@@ -155,3 +158,18 @@ def test_a_site_answers_as_many_sums_as_all_trainings_take(tmp_path: pathlib.Pat
   some = runs.federation(tmp_path, **FIELDS)
   most = agreement_lib.MOST_SUMS
   assert some.agreement.most_sums == (1 + NUM_FOLDS) * most
+
+
+def test_more_rows_than_a_site_has_are_refused():
+  answers = Answers(runs.SCHEMA, runs.NAMES)
+  # Rows that calibrate, test, train, validate.
+  answers(("north",), np.array([0.0, 4.0, 30.0, 4.0]), Question("counts"))
+  question = Question("left-out", "0" * 64)
+  counts = np.zeros(answers.size(question))
+  counts[:2] = 15.0
+  answers(("north",), counts, question)
+  counts[2] = 1.0
+  with pytest.raises(InputError, match="31 rows left out, of 30 at the most"):
+    answers(("north",), counts, question)
+  with pytest.raises(InputError, match="no whole numbers"):
+    answers(("north",), counts / 2, question)

@@ -9,7 +9,9 @@ import pandas as pd
 import pytest
 
 from fedbnr_jax import precision, prediction
+from fedbnr_jax.errors import InputError
 from fedbnr_jax.network import coordinator, finish, preparation, rounds
+from fedbnr_jax.network.expected import Answers
 from fedbnr_jax.network.members import Members
 from fedbnr_jax.network.question import OWN_SCORES, Question
 from fedbnr_jax.network.site_training import FEWEST_TO_TELL
@@ -123,3 +125,27 @@ def test_of_another_model_nothing_is_told(tmp_path):
 def _question(task, result) -> Question:
   model = rounds.model_arrays(task, result.state)
   return Question(OWN_SCORES, task.name, 0, (), model)
+
+
+@pytest.mark.parametrize(
+  ("inside", "rows", "squares", "part"),
+  [
+    (11.0, 12.0, 3.0, ""),
+    (0.0, 0.0, 0.0, ""),
+    (11.0, 13.0, 3.0, "13 test rows, of 12"),
+    (12.0, 11.0, 3.0, "12 rows inside, of 11"),
+    (11.0, 12.0, -3.0, "negative sum of squares"),
+    (11.0, 12.0, np.inf, "not finite"),
+  ],
+)
+def test_what_no_test_rows_can_tell_is_refused(inside, rows, squares, part):
+  answers = Answers(runs.SCHEMA, runs.NAMES)
+  # Rows that calibrate, test, train, validate.
+  answers(("north",), np.array([0.0, 12.0, 96.0, 12.0]), Question("counts"))
+  told = np.array([inside, rows, squares])
+  question = Question(OWN_SCORES, "0" * 64)
+  if not part:
+    answers(("north",), told, question)
+    return
+  with pytest.raises(InputError, match=part):
+    answers(("north",), told, question)
