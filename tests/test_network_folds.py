@@ -1,5 +1,6 @@
 """Calibration over real sites by folds: its counts are those of the simulation."""
 
+import csv
 import dataclasses
 import pathlib
 from typing import Any
@@ -14,6 +15,7 @@ from fedbnr_jax.network import coordinator, protocol, site_rows
 from fedbnr_jax.network.expected import Answers
 from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.refusal import SENTENCES
+from fedbnr_jax.network.transport import Failure
 from fedbnr_jax.run import training
 from fedbnr_jax.run.experiment import Experiment
 from fedbnr_jax.run.records import RunFolder
@@ -95,6 +97,36 @@ def test_counts_are_those_of_the_simulation_wherever_the_run_stops(
   assert not [path for path in folds.iterdir() if path.is_dir()]
   page = RunFolder(some.folder.parent / "run").report.read_text()
   assert "fold by fold" in page
+
+
+def test_a_site_that_is_out_of_a_round_is_out_of_no_other_fold(tmp_path):
+  some = runs.federation(tmp_path, options={"min_sites": 2}, **FIELDS)
+  transport = _Drops(some)
+  _run(some, transport)
+  path = tmp_path / "run" / "network" / "left_out.csv"
+  with open(path, newline="") as file:
+    phases = {row["phase"] for row in csv.DictReader(file)}
+  assert phases == {"without fold 1, round 2", "end"}
+  split = some.splits()["south"]
+  lost = np.sum(site_rows.folds(1, len(split.train), NUM_FOLDS) == 0)
+  everybody = sum(len(split.train) for split in some.splits().values())
+  assert _calibrated(some).num_rows == everybody - lost
+
+
+class _Drops:
+  """Reaches south in all but the last round without the first fold."""
+
+  def __init__(self, some: runs.Federation) -> None:
+    self.sites = runs.NAMES
+    self._inner = some.transport()
+    self._folds = some.folder.parent / "run" / "network" / "folds"
+
+  def ask(self, messages, seconds):
+    answers = self._inner.ask(messages, seconds)
+    number = len(list(self._folds.glob("1/checkpoint/1.npz")))
+    if number and not (self._folds / "1.json").exists() and "south" in answers:
+      answers |= {"south": Failure("does not answer")}
+    return answers
 
 
 def test_a_fold_that_is_damaged_is_named(tmp_path):

@@ -110,7 +110,10 @@ def _without(task: NetworkTask, sums: Sums, num_rounds: int, fold: int) -> Netwo
   sums.answers.begin_training(name, config, task.preprocessor, fold)
   config.num_rounds = num_rounds  # Rounds after the best one are not in the model.
   return dataclasses.replace(
-    task, config=ml_collections.FrozenConfigDict(config), name=name
+    task,
+    config=ml_collections.FrozenConfigDict(config),
+    name=name,
+    without=f"fold {fold + 1}",
   )
 
 

@@ -43,6 +43,7 @@ class NetworkTask(FromConfig):
   num_calibration_rows: int
   name: str  # Digest that names the training in questions.
   inputs: Any  # What is known of the inputs, where the kernel draws from it; else ().
+  without: str = ""  # What people call the fold that the training is without, if any.
 
   @property
   def num_clients(self) -> int:
