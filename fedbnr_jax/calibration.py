@@ -59,13 +59,18 @@ def of_training(
       conformal.count(one) for one in scores(experiment, program, result, on_fold)
     ]
   except training.NonFiniteError as error:
-    warnings.warn(
-      f"there are no conformal intervals: in a training without one of "
-      f"{experiment.num_folds} folds, {error}",
-      stacklevel=2,
-    )
+    warn_of_diverged(experiment.num_folds, error)
     return None
   return Calibration(np.sum(messages, axis=0), by)
+
+
+def warn_of_diverged(num_folds: int, error: object) -> None:
+  """Warns that a training without a fold has failed, and so calibrates nothing."""
+  warnings.warn(
+    "there are no conformal intervals: in a training without one of "
+    f"{num_folds} folds, {error}",
+    stacklevel=3,
+  )
 
 
 def scores(

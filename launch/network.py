@@ -61,6 +61,9 @@ _MASKING = flags.DEFINE_bool(
 _MIN_SITES = flags.DEFINE_integer(
   "min_sites", None, "A sum over fewer is not used; all by default.", 1
 )
+_TELL_SCORES = flags.DEFINE_bool(
+  "tell_scores", False, "Let the report have each site's own error, unmasked."
+)
 _MESSAGE_SECONDS = flags.DEFINE_float(
   "message_seconds", 600.0, "For which a site may think about one message.", 1.0
 )
@@ -132,10 +135,15 @@ def agree() -> None:
     name=_NAME.value,
     masking=_MASKING.value,
     min_sites=_MIN_SITES.value,
+    tell_scores=_TELL_SCORES.value,
   )
   agreement.write(output, made)
   print(f"{output} goes to every site. Tell each other its digest by telephone:")
   print(agreement.fingerprint(made.digest()))
+  if made.tell_scores:
+    print(
+      "In the end each site's own error over its test rows is told to all, unmasked."
+    )
   if made.masking and made.min_sites < len(made.members):
     print("A site that misses a round can be told from the sums before and after it;")
     print("without --min_sites the run waits for all instead.")

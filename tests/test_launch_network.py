@@ -80,6 +80,18 @@ def test_sums_that_are_not_masked_are_said_plainly(typed, table, tmp_path, monke
   assert "read the other's" in told
 
 
+def test_sites_tell_their_own_errors_if_asked_for(typed, table, tmp_path, monkeypatch):
+  fed, columns = tmp_path / "fed", str(tmp_path / "schema.json")
+  kits.init(fed, ["a", "b", "c"], "localhost:9001", keys_here=True)
+  typed("schema", data=table, target="y", output=columns)
+  monkeypatch.setattr(common, "config", csv_config.get_config)
+  path = str(tmp_path / "federation.json")
+  for told in (False, True):
+    given = {"kit": str(fed), "schema": columns, "output": path, "tell_scores": told}
+    assert ("is told to all" in typed("agree", **given)) == told
+    assert agreement.read(path).tell_scores == told
+
+
 @pytest.mark.parametrize(
   ("command", "message"),
   [

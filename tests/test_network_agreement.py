@@ -98,7 +98,7 @@ def test_an_agreement_survives_its_file(tmp_path, method):
 def test_the_digest_is_of_the_canonical_text():
   made = _made()
   text = json.dumps(made.to_json(), sort_keys=True, separators=(",", ":"))
-  assert made.digest() == digest("fedbnr-jax federation 1", text)
+  assert made.digest() == digest("fedbnr-jax federation 2", text)
   told = agreement_lib.fingerprint(made.digest())
   assert re.fullmatch(r"([0-9a-f]{4} ){15}[0-9a-f]{4}", told)
   assert told.replace(" ", "") == made.digest()
@@ -121,6 +121,7 @@ def test_every_change_has_another_digest():
     dataclasses.replace(made, masking=False),
     dataclasses.replace(made, masking=False, min_sites=2),
     dataclasses.replace(made, most_sums=1),
+    dataclasses.replace(made, tell_scores=True),
     _made(members=_members(["north", "south", "East"])),
     _made(members=_members() | {"west": _identity("another").public.pem()}),
     _made(_config(seed=1)),
@@ -179,6 +180,7 @@ def test_damaged_files_are_refused(tmp_path):
     (changed(name=""), "the name of the federation is ''"),
     (changed(masking=1), "masking is 1: give true or false"),
     (changed(masking="yes"), "masking is 'yes'"),
+    (changed(tell_scores=1), "tell_scores is 1: give true or false"),
     (changed(min_sites=2), "(of masked sums, which take 3 or more) is 2: give a whole"),
     (changed(min_sites=4), "number from 3 to 3"),
     (changed(min_sites=True, masking=False), "min_sites is True"),

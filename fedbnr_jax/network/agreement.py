@@ -14,14 +14,15 @@ import ml_collections
 
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.names import listing
-from fedbnr_jax.network import attempt, deployable, strict_json
+from fedbnr_jax.network import attempt, deployable, site_rows, strict_json
 from fedbnr_jax.network.framing import digest
 from fedbnr_jax.network.identity import PublicIdentity
 from fedbnr_jax.network.schema import Schema
 
-FORMAT = "fedbnr-jax federation 1"
+FORMAT = "fedbnr-jax federation 2"
 # Of one run. A method that follows a gradient takes a sum a step: 100 rounds of 50
-# steps are 5,000, and scores and a search along a line come to it.
+# steps are 5,000, and scores and a search along a line come to it. A training without
+# each fold of the rows takes as many again.
 MOST_SUMS = 20_000
 _LARGEST = 2**31  # Of most_sums: more than anybody waits for.
 _WHAT = "federation"
@@ -41,6 +42,8 @@ class Agreement:
     masking: Whether sums are masked, so that nobody sees a member's part.
     min_sites: A sum over fewer members is not used.
     most_sums: How many sums a site answers in a run.
+    tell_scores: Whether in the end each site tells its own error over its test rows,
+      unmasked, which then stands in the report of all.
   """
 
   name: str
@@ -50,6 +53,7 @@ class Agreement:
   masking: bool
   min_sites: int
   most_sums: int
+  tell_scores: bool
 
   def __post_init__(self) -> None:
     """Raises an InputError if no federation can run it."""
@@ -57,8 +61,10 @@ class Agreement:
     _require_names(self.members)
     object.__setattr__(self, "members", _readable(self.members))
     deployable.require(self.config, self.schema, len(self.members))
-    if not isinstance(self.masking, bool):
-      raise InputError(f"masking is {self.masking!r}: give true or false.")
+    for field in ("masking", "tell_scores"):
+      value = getattr(self, field)
+      if not isinstance(value, bool):
+        raise InputError(f"{field} is {value!r}: give true or false.")
     if self.masking:
       attempt.require_enough(tuple(self.members))
     least = attempt.FEWEST if self.masking else 1
@@ -86,6 +92,7 @@ class Agreement:
       "masking": self.masking,
       "min_sites": self.min_sites,
       "most_sums": self.most_sums,
+      "tell_scores": self.tell_scores,
       "schema": self.schema.to_json(),
       "config": self.config.to_dict(),
     }
@@ -124,6 +131,7 @@ class Agreement:
         content["masking"],
         content["min_sites"],
         content["most_sums"],
+        content["tell_scores"],
       )
     except InputError as error:
       raise InputError(f"{where}: {error}") from error
@@ -137,7 +145,8 @@ def make(
   name: str | None = None,
   masking: bool | None = None,
   min_sites: int | None = None,
-  most_sums: int = MOST_SUMS,
+  most_sums: int | None = None,
+  tell_scores: bool = False,
 ) -> Agreement:
   """Puts an agreement together.
 
@@ -148,13 +157,17 @@ def make(
     name: Name of the federation; None for that of the table.
     masking: None for masked sums where there are three members or more.
     min_sites: None for all members: the model is of all of them, or there is none.
-    most_sums: How many sums a site answers in a run.
+    most_sums: How many sums a site answers in a run; None for `MOST_SUMS` for each
+      training that the config has.
+    tell_scores: Whether each site tells its own error in the end.
 
   Raises:
     InputError: If it is nothing that can be deployed.
   """
   _require_names(members)
   fitted = deployable.fitted(config, schema, len(members))
+  if most_sums is None:
+    most_sums = MOST_SUMS * (1 + site_rows.num_folds(fitted))
   return Agreement(
     schema.name if name is None else name,
     ml_collections.FrozenConfigDict(fitted),
@@ -163,6 +176,7 @@ def make(
     len(members) >= attempt.FEWEST if masking is None else masking,
     len(members) if min_sites is None else min_sites,
     most_sums,
+    tell_scores,
   )
 
 

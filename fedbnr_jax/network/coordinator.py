@@ -15,7 +15,7 @@ from fedbnr_jax.candidates import Choice
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.files import explain_os_errors
 from fedbnr_jax.lock import alone_in
-from fedbnr_jax.network import finish, preparation, site_model
+from fedbnr_jax.network import finish, folds, preparation, site_model
 from fedbnr_jax.network.agreement import Agreement
 from fedbnr_jax.network.members import SECONDS, Members, stopped
 from fedbnr_jax.network.rounds import program_of
@@ -147,7 +147,9 @@ def _train(
   program = program_of(task, sums)
   with workflow.watched(progress, task, len(folder.metrics())) as on_round:
     result = training.train(task, program, folder, on_round, choice.begun)
-  summary = finish.write(task, sums, result, folder, choice.trials)
+    on_fold = progress.calibrating if progress else None
+    by_folds = folds.calibrate(task, sums, result, folder, on_fold)
+  summary = finish.write(task, sums, result, folder, by_folds, choice.trials)
   return Outcome(summaries=[summary], result=result, trials=choice.trials)
 
 

@@ -20,7 +20,7 @@ from fedbnr_jax.gp import conformal, metrics
 from fedbnr_jax.network import checks, parts, row_norms, schema, vectors
 from fedbnr_jax.network.checks import Known
 from fedbnr_jax.network.parts import Part, Parts
-from fedbnr_jax.network.question import Question
+from fedbnr_jax.network.question import OWN_SCORES, Question
 from fedbnr_jax.network.row_norms import RowNorm
 from fedbnr_jax.network.schema import Schema
 
@@ -50,11 +50,25 @@ class Answers:
     # By what it is and whose: numbers that sites have told, alone or in a sum.
     self._told: dict[tuple[str, Members], np.ndarray] = {}
     self._trainings: dict[str, tuple[Parts, dict[int, RowNorm]]] = {}
+    self._without_fold: set[str] = set()  # Trainings: how many rows is not told.
 
   def begin_training(
-    self, name: str, config: ml_collections.ConfigDict, preprocessor: Preprocessor
+    self,
+    name: str,
+    config: ml_collections.ConfigDict,
+    preprocessor: Preprocessor,
+    fold: int | None = None,
   ) -> None:
-    """Learns of a training, by the digest that names it in questions."""
+    """Learns of a training, by the digest that names it in questions.
+
+    Args:
+      name: The digest.
+      config: The training's.
+      preprocessor: The training's.
+      fold: The fold of each site's rows that it is without, if it is.
+    """
+    if fold is not None:
+      self._without_fold.add(name)
     num_inputs, largest = preprocessor.num_inputs, preprocessor.largest_input
     self._trainings[name] = (
       parts.of_config(config, len(self._everybody), num_inputs),
@@ -83,6 +97,8 @@ class Answers:
       "input_products": lambda: {"products": np.zeros((len(arguments["mean"]),) * 2)},
       "scores": lambda: {"validation": scores, "test": scores},
       "conformal": lambda: {"calibration": bins, "test": bins},
+      "left-out": lambda: {"left-out": bins},
+      OWN_SCORES: lambda: dict.fromkeys(("rows", "squares", "inside95"), np.zeros(())),
       "exchange": lambda: self._part(question).up_like,
       "held-out": lambda: self._part(question).up_like,
     }
@@ -174,9 +190,27 @@ class Answers:
       checks.require_whole(counts, "rows in bins", known.most_rows)
       checks.require_total(counts, "rows in bins", known.rows)
 
+  def _left_out(self, members: Members, told: Any, question: Question) -> None:
+    del question
+    known, counts = self._known(members, "train"), told["left-out"]
+    checks.require_whole(counts, "rows in bins", known.most_rows)
+    most = known.most_rows if known.rows is None else known.rows
+    checks.require_whole(np.sum(counts), "rows left out", most)
+
+  def _own_scores(self, members: Members, told: Any, question: Question) -> None:
+    del question
+    known = self._known(members, "test")
+    # Of few test rows a site tells nothing.
+    most = known.most_rows if known.rows is None else known.rows
+    checks.require_whole(told["rows"], "test rows", most)
+    checks.require_whole(told["inside95"], "rows inside", float(told["rows"]))
+    checks.require_not_negative(told["squares"], "sum of squares")
+
   def _exchange(self, members: Members, told: Any, question: Question) -> None:
     held_out = question.name == "held-out"
     known = self._known(members, "validation" if held_out else "train")
+    if not held_out and question.training in self._without_fold:
+      known = known._replace(rows=None)
     # Targets and inputs are standardised: over all training rows, their squares add up
     # to one a row. Of held-out rows this is not known.
     by_all = [self._of(what, self._everybody) for what in ("cells", "squares")]
@@ -226,6 +260,8 @@ _CHECKS: dict[str, Callable[[Answers, Members, Any, Question], None]] = {
   "input_products": Answers._input_products,
   "scores": Answers._scores,
   "conformal": Answers._conformal,
+  "left-out": Answers._left_out,
+  OWN_SCORES: Answers._own_scores,
   "exchange": Answers._exchange,
   "held-out": Answers._exchange,
 }

@@ -71,6 +71,8 @@ def prepare(
     "It answers runs of this federation and nothing else. Compare these digits with "
     "the other sites' people, not by way of the server."
   )
+  if agreed.tell_scores:
+    say("In the end your own error over your test rows is told to all, unmasked.")
   own = kit.folder / OWN
   own.mkdir(mode=0o700, exist_ok=True)
   agreements.write(own / _APPROVED, agreed)

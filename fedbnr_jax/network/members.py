@@ -86,14 +86,24 @@ class Members:
     self._keys = self.message(head)
     self._tell(self._keys, "the run has not begun")
 
-  def begin(self, training: str, config: Any, preprocessor: Any) -> None:
+  def begin(
+    self, training: str, config: Any, preprocessor: Any, fold: int | None = None
+  ) -> None:
     """Tells every member of a training, and those that come back again.
+
+    Args:
+      training: Its digest.
+      config: The training's.
+      preprocessor: The training's.
+      fold: The fold of each member's rows that it is without, if it is.
 
     Raises:
       InputError: If a member refuses it.
     """
     head = {"kind": "begin", "config": config, "preprocessor": preprocessor}
-    self._begins[training] = self.message(head)
+    self._begins[training] = self.message(
+      head if fold is None else head | {"fold": fold}
+    )
     self._tell(self._begins[training], "the training has not begun")
 
   def _tell(self, message: bytes, what: str) -> None:

@@ -20,7 +20,7 @@ from fedbnr_jax.network import parts, schema, units
 from fedbnr_jax.network.framing import digest
 from fedbnr_jax.network.question import Question
 from fedbnr_jax.network.site import training_digest
-from fedbnr_jax.network.site_rows import FEWEST_TO_SPLIT
+from fedbnr_jax.network.site_rows import FEWEST_TO_SPLIT, num_folds
 from fedbnr_jax.network.strict_json import canonical
 from fedbnr_jax.network.sums import Sums
 from fedbnr_jax.prediction import needs_inputs
@@ -43,10 +43,16 @@ class NetworkTask(FromConfig):
   num_calibration_rows: int
   name: str  # Digest that names the training in questions.
   inputs: Any  # What is known of the inputs, where the kernel draws from it; else ().
+  without: str = ""  # What people call the fold that the training is without, if any.
 
   @property
   def num_clients(self) -> int:
     return len(self.client_names)
+
+  @property
+  def num_folds(self) -> int:
+    """Into how many folds each site deals its training rows; 0 for none."""
+    return 0 if self.algorithm.one_model_each else num_folds(self.config)
 
   @property
   def notes_clients(self) -> bool:

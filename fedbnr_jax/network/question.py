@@ -11,6 +11,7 @@ from fedbnr_jax.network.framing import digest
 from fedbnr_jax.network.own_states import Place
 from fedbnr_jax.network.protocol import Message
 
+OWN_SCORES = "own-scores"  # The one answer that is never masked, nor added up.
 # What a site is asked for, and what people are told about it.
 MEANINGS = {
   "counts": "how many rows train, validate, test and calibrate",
@@ -24,6 +25,8 @@ MEANINGS = {
   "held-out": "sums over validation rows, by which error bars are set",
   "scores": "sums of errors and of rows inside intervals, over held-out rows",
   "conformal": "how many calibration and test rows are off by how much",
+  "left-out": "how many rows of the fold that did not train are off by how much",
+  OWN_SCORES: "this site's own sums of errors over its test rows, as agreed to be told",
 }
 
 

@@ -12,6 +12,7 @@ SENTENCES = {
   "unknown-run": "is not in this run",
   "other-rows": "has other rows than when the run began: restore them",
   "other-draws": "draws another kernel from the same seed: are machines alike?",
+  "told": "has told its own scores already, of another model",
   "limit": "has answered as many sums as were agreed on",
   "rule": "may not answer this attempt by the rules of masked sums",
   "not-finite": "has a loss that is not finite",

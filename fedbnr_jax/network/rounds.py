@@ -101,7 +101,8 @@ def program_of(task: NetworkTask, sums: Sums) -> Program:
   def step(key: chex.PRNGKey, state: State, *placed: Any) -> Stepped:
     del placed
     number = int(state.server.num_rounds) + 1
-    sums.begin_round(task.name, f"round {number}")
+    of = f"without {task.without}, " if task.without else ""
+    sums.begin_round(task.name, f"{of}round {number}")
     state = jax.tree.map(jnp.asarray, state)
     collector = OverSums(task, sums, number)
     state, info = algorithm.round_with(collector, key, state, None, task.num_clients)

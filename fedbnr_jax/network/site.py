@@ -77,8 +77,8 @@ class Site:
     self._table, self._signer = table, signer
     self._rows = site_run.table_digest(table)
     share = agreement.config.data.calibration
-    seed = site_rows.kept_seed(self._folder / "split.json")
-    self._split = site_rows.split(seed, table, share)
+    self._seed = site_rows.kept_seed(self._folder / "split.json")
+    self._split = site_rows.split(self._seed, table, share)
     rows = self._split.train
     scaled = units.in_units(agreement.schema, table)
     self._columns = column_sums.Site(
@@ -150,20 +150,26 @@ class Site:
     return {}, ()
 
   def _begin(self, run: str, message: protocol.Message) -> Reply:
-    """Starts a training that was agreed on."""
+    """Starts a training that was agreed on, maybe without a fold of the rows."""
     try:
       config, record = message.head["config"], message.head["preprocessor"]
+      fold = message.head.get("fold")
       _require_agreed(as_json(self._agreement.config), config)
-      self._training(run, config, record)
+      _require_fold(site_rows.num_folds(self._agreement.config), fold)
+      self._training(run, config, record, fold)
     except (KeyError, TypeError, AttributeError) as error:
       raise RefusalError("unreadable", "this is no training") from error
     return {}, ()
 
   def _training(
-    self, run: str, config: dict[str, Any], record: Mapping[str, Any]
+    self,
+    run: str,
+    config: dict[str, Any],
+    record: Mapping[str, Any],
+    fold: int | None = None,
   ) -> SiteTraining:
     """Returns the training of a config and a preprocessor, made if need be."""
-    name = training_digest(config, record)
+    name = training_digest(config, record, fold)
     if name in self._trainings:
       return self._trainings[name]
     preprocessor = Preprocessor.from_json(record)
@@ -177,8 +183,16 @@ class Site:
       tuple(self._agreement.members),
       self.name,
       self._own_folder(run, name),
+      self._left_out(fold),
     )
     return self._trainings[name]
+
+  def _left_out(self, fold: int | None) -> np.ndarray | None:
+    """Says which training rows are in a fold [num_train]; None for none."""
+    if fold is None:
+      return None
+    number = site_rows.num_folds(self._agreement.config)
+    return site_rows.folds(self._seed, len(self._split.train), number) == fold
 
   # ----------------------------------------------------------------------------- sums
 
@@ -194,6 +208,11 @@ class Site:
     if not np.isfinite(vector).all():
       raise RefusalError("not-finite", f"{what} has numbers that are not finite")
     masked, sent = self._agreement.masking, vector
+    if asked.name == question.OWN_SCORES:
+      masked = False
+      if not self._agreement.tell_scores:
+        raise RefusalError("not-agreed", "own scores are not told")
+      self._runs[run].tell_once(asked)
     if masked:
       sent = self._runs[run].mask(message.head, asked, vector)
     self._num_sums[run] += 1
@@ -256,9 +275,12 @@ class Site:
     return self._folder / "own" / run[:16] / training[:16]
 
 
-def training_digest(config: Mapping[str, Any], preprocessor: Mapping[str, Any]) -> str:
-  """Returns what names a training in questions."""
-  return digest("training", canonical(dict(config)), canonical(dict(preprocessor)))
+def training_digest(
+  config: Mapping[str, Any], preprocessor: Mapping[str, Any], fold: int | None = None
+) -> str:
+  """Returns what names a training in questions; `fold` is the one it is without."""
+  parts = canonical(dict(config)), canonical(dict(preprocessor))
+  return digest("training", *parts, *(() if fold is None else (fold,)))
 
 
 def _require_agreed(agreed: dict[str, Any], asked: dict[str, Any]) -> None:
@@ -268,3 +290,13 @@ def _require_agreed(agreed: dict[str, Any], asked: dict[str, Any]) -> None:
   others = [name for name in changed if not name.startswith(free)]
   if others:
     raise RefusalError("not-agreed", f"config.{others[0]} is not as agreed on")
+
+
+def _require_fold(num_folds: int, fold: Any) -> None:
+  """Raises RefusalError unless a training is with all folds, or without an agreed one.
+
+  Other folds than agreed on would be other groups of rows, and differences of sums over
+  many such groups tell of single rows.
+  """
+  if fold is not None and (type(fold) is not int or not 0 <= fold < num_folds):
+    raise RefusalError("not-agreed", f"there is no fold {fold!r} to train without")

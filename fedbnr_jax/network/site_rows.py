@@ -11,6 +11,7 @@ import pathlib
 import secrets
 from typing import NamedTuple
 
+import ml_collections
 import numpy as np
 
 from fedbnr_jax.data import held_out, random_split
@@ -21,7 +22,9 @@ from fedbnr_jax.network import strict_json
 from fedbnr_jax.network.schema import SiteTable
 
 FEWEST_TO_SPLIT = 6  # Rows; with fewer, none would be left for a part.
-_SPLIT, _CALIBRATION = range(2)  # Streams of randomness drawn from the one seed.
+_SPLIT, _CALIBRATION, _FOLDS = range(
+  3
+)  # Streams of randomness drawn from the one seed.
 _SEED_BITS = 128
 _WHAT = "seed of a site's split"
 _ROLE = "the folder of a site"
@@ -69,6 +72,36 @@ def split(seed: int, table: SiteTable, calibration: float = 0.0) -> SiteSplit:
   return SiteSplit(
     drawn.train[~chosen], drawn.validation, drawn.test, drawn.train[chosen]
   )
+
+
+def num_folds(
+  config: ml_collections.ConfigDict | ml_collections.FrozenConfigDict,
+) -> int:
+  """Returns into how many folds sites deal their training rows; 0 for none.
+
+  A simulation decides between a share and folds when it has counted all rows. A site
+  splits its rows before anybody has counted, and never anew: what was agreed on
+  decides, and a share comes first.
+  """
+  return 0 if config.data.calibration else int(config.data.calibration_folds)
+
+
+def folds(seed: int, num_rows: int, num_folds: int) -> np.ndarray:
+  """Deals a site's training rows into folds.
+
+  Args:
+    seed: The site's own; see `kept_seed`.
+    num_rows: How many rows train.
+    num_folds: At least 2.
+
+  Returns:
+    [num_rows] the fold of each row, from 0 on; -1 for a site's only row.
+  """
+  rng = np.random.default_rng([seed, _FOLDS])
+  dealt = held_out.folds(rng, np.arange(num_rows), num_folds)
+  # Sites of few rows do not all fill the first folds and leave the last ones empty.
+  turned = (dealt + rng.integers(num_folds)) % num_folds
+  return np.where(dealt < 0, dealt, turned)
 
 
 def kept_seed(path: str | os.PathLike[str]) -> int:

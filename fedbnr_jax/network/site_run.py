@@ -60,6 +60,7 @@ class SiteRun:
     self.name, self._agreement = name, agreement
     self._run = run_digest(agreement.digest(), run)
     self._memory = folder / f"{run}.json"
+    self._told = folder / f"{run}.told.json"
     self._masked: MaskedSite | None = None
     noted = folder / f"{run}.rows.json"
     if not noted.exists():
@@ -113,6 +114,18 @@ class SiteRun:
       return np.frombuffer(self._sums().mask(attempt, vector), np.uint8)
     except (KeyError, TypeError, InputError) as error:
       raise RefusalError("rule", str(error)) from error
+
+  def tell_once(self, asked: Question) -> None:
+    """Notes that own scores leave; those of other models could tell of single rows.
+
+    Raises:
+      RefusalError: If other ones have left before.
+    """
+    told = {"question": asked.digest()}
+    if not self._told.exists():
+      files.write_json(self._told, told)
+    elif files.read_object(self._told) != told:
+      raise RefusalError("told")
 
   def reveal(self, head: Mapping[str, Any]) -> np.ndarray:
     """Gives the seed of the own mask, if all members have answered.

@@ -18,7 +18,7 @@ from fedbnr_jax.federated.state import ServerState
 from fedbnr_jax.gp import conformal, metrics, urk
 from fedbnr_jax.network import parts, vectors
 from fedbnr_jax.network.own_states import OwnStates
-from fedbnr_jax.network.question import Question
+from fedbnr_jax.network.question import OWN_SCORES, Question
 from fedbnr_jax.network.refusal import RefusalError
 from fedbnr_jax.network.schema import SiteTable
 from fedbnr_jax.network.site_rows import SiteSplit
@@ -28,6 +28,8 @@ from fedbnr_jax.run.task import init_key
 
 _CHUNK = 8192  # Rows predicted at a time: bounds the memory.
 _ROUNDING = 1e-4  # Of draws on different machines.
+# Sites with fewer test rows tell no scores of their own: of one row it is its error.
+FEWEST_TO_TELL = 10
 Model = tuple[ServerState, Any]  # What all have, and what the site keeps.
 
 
@@ -47,6 +49,7 @@ class SiteTraining:
     members: Sequence[str],
     name: str,
     folder: pathlib.Path,
+    left_out: np.ndarray | None = None,
   ) -> None:
     """Standardises a site's rows.
 
@@ -58,6 +61,7 @@ class SiteTraining:
       members: Names of the sites of the federation.
       name: The site's.
       folder: Where it keeps what is its own, if the method has it keep anything.
+      left_out: [num_train] true for rows of the fold that this training is without.
     """
     with warnings.catch_warnings(action="ignore"):  # What is odd is everybody's.
       inputs = preprocessor.transform(table.features)
@@ -73,6 +77,11 @@ class SiteTraining:
       return Rows(*arrays)
 
     self._train = rows(split.train, dtype)
+    if left_out is None:
+      left_out = np.zeros(len(split.train), bool)
+    self._left_out = rows(split.train[left_out], wide)
+    if left_out.any():
+      self._train = _without(self._train, left_out)
     self._validation, self._test = rows(split.validation, wide), rows(split.test, wide)
     self._calibration = rows(split.calibration, wide)
     self._summary = input_summary.Site(inputs[split.train])
@@ -111,6 +120,10 @@ class SiteTraining:
         "calibration": self._counts(model, self._calibration),
         "test": self._counts(model, self._test),
       }
+    if question.name == OWN_SCORES:
+      return self._own_scores(model)
+    if question.name == "left-out":
+      return {"left-out": self._counts(model, self._left_out)}
     raise InputError(f"question {question.name!r} is not about a training.")
 
   def _require_same_draws(self, server: ServerState) -> None:
@@ -180,6 +193,14 @@ class SiteTraining:
       return metrics.no_score_sums()
     return jax.device_get(self._parts.score(*self._predict(model, rows.x), rows.y))
 
+  def _own_scores(self, model: Model) -> dict[str, Any]:
+    """Makes the few sums that are told of the test rows of this site alone."""
+    enough = len(self._test.y) >= FEWEST_TO_TELL
+    sums = metrics.no_score_sums()
+    if enough:
+      sums = self._score_sums(model, self._test)
+    return {"rows": sums.count, "squares": sums.squares, "inside95": sums.inside[0]}
+
   def _counts(self, model: Model, rows: Rows) -> np.ndarray:
     """Counts by how many standard deviations predictions miss rows, in public bins."""
     if not len(rows.y):
@@ -187,3 +208,13 @@ class SiteTraining:
     mean, variance = self._predict(model, rows.x)
     scores = conformal.scores(mean, variance, np.asarray(rows.y))
     return conformal.count(scores).astype(np.float64)
+
+
+def _without(rows: Rows, left_out: np.ndarray) -> Rows:
+  """Hides rows; arrays keep their shapes, so that nothing is compiled again."""
+  arrays: Any = (
+    np.where(left_out[:, None], np.zeros_like(rows.x), rows.x),
+    np.where(left_out, np.zeros_like(rows.y), rows.y),
+    ~left_out,
+  )
+  return Rows(*arrays)

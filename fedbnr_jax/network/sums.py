@@ -87,6 +87,25 @@ class Sums:
     """
     return vectors.from_vector(self._summed(question), self.answers.like(question))
 
+  def each(self, question: Question) -> dict[str, Any]:
+    """Asks the members for a tree of their own each, unmasked.
+
+    What cannot be had of a member is missing, and noted in the log: no model depends on
+    it.
+    """
+    message = self.members.message({"kind": "ask", **question.head()}, question.arrays)
+    told = dict.fromkeys(self.present, message)
+    found = {}
+    for name, reply in self.members.ask(told, question.training).items():
+      try:
+        if isinstance(reply, Failure):
+          raise InputError(reply.reason)
+        vector = self._checked(name, reply, question)
+        found[name] = vectors.from_vector(vector, self.answers.like(question))
+      except InputError as error:
+        self._log.note(self._phase, name, self.answers.what(question), str(error))
+    return found
+
   def _summed(self, question: Question) -> np.ndarray:
     """Asks for a vector [n], unless it is known from before the run was stopped."""
     # Of scores, those of the best round are wanted again in the end.
