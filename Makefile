@@ -9,8 +9,10 @@ BIN := $(VENV)/bin
 # takes another interpreter by PYTHON=/path/to/python3.13 too.
 PYTHON_FLOOR ?= python3.13
 PYTHON_NEWEST ?= python3.13
-# One test process a core; each keeps to one thread (tests/conftest.py).
-WORKERS ?= $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# One test process a core, of one thread (tests/conftest.py), and one more: some tests wait
+# for programs that they have started.
+CORES := $(shell nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+WORKERS ?= $(shell echo $$(($(CORES) + 1)))
 WITH := $(CONSTRAINTS:%=-c %)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(WITH)
 UV := $(BIN)/python -m uv pip install --quiet --compile-bytecode --python $(BIN)/python $(WITH)
