@@ -86,6 +86,14 @@ def pytest_configure(config: pytest.Config) -> None:
   )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_power_cut() -> Iterator[None]:
+  """Lets no file wait for the disk: a process may die here, but not the machine."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr("os.fsync", lambda handle: None)
+    yield
+
+
 @pytest.fixture(params=[False, True], ids=["x64_off", "x64_on"])
 def any_x64(request: pytest.FixtureRequest) -> Iterator[bool]:
   """Runs a test twice, without and with 64-bit types; gives which."""

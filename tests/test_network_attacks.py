@@ -362,8 +362,7 @@ def random_requests(server, names, seed):
 
 def test_no_order_of_requests_gives_more_than_separate_sums(tmp_path, monkeypatch):
   """Sums of three or more with no site in common, whatever is asked and when."""
-  # Here no power is cut, and no other process is about.
-  monkeypatch.setattr("os.fsync", lambda handle: None)
+  # No other process is about.
   monkeypatch.setattr(site_memory, "alone_in", lambda *path: contextlib.nullcontext())
   names, num_sums, num_unread, num_leaks = "abcdef", 0, 0, 0
   for seed in range(8):

@@ -21,14 +21,6 @@ COMERS = ("fjord", "hill", "lake")
 NEW = pd.concat([site_federation.table(name) for name in COMERS], ignore_index=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _without_disk():
-  """Here no power is cut: a file that was written need not be on the disk."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr("os.fsync", lambda handle: None)
-    yield
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
   """A finished run of four sites under masks."""

@@ -16,15 +16,6 @@ from tests import site_federation
 from tests.faulty_transport import FaultyTransport, Rule, vector_changed
 from tests.runs import StopError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _without_disk():
-  """Here no power is cut: a file that was written need not be on the disk."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr("os.fsync", lambda handle: None)
-    yield
-
-
 MASKING = pytest.mark.parametrize("masking", [False, True], ids=["plain", "masked"])
 EVERYBODY = sorted(site_federation.SIZES)
 

@@ -104,12 +104,10 @@ class Curious(CuriousServer):
 
 @pytest.fixture(scope="module")
 def watcher(tmp_path_factory):
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr("os.fsync", lambda handle: None)  # Here no power is cut.
-    made = Watcher(tmp_path_factory.mktemp("watched"), FAULTS, 4)
-    # It stops at the deaths around reveals, and where a site is not there in the end.
-    assert made.run.go_on() == 2
-    yield made
+  made = Watcher(tmp_path_factory.mktemp("watched"), FAULTS, 4)
+  # It stops at the deaths around reveals, and where a site is not there in the end.
+  assert made.run.go_on() == 2
+  return made
 
 
 def _learnt(watcher):
@@ -269,10 +267,7 @@ def _random_faults(draw):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_goes_wrong_a_run_comes_to_its_end_and_shows_no_part(
-  tmp_path, monkeypatch, seed
-):
-  monkeypatch.setattr("os.fsync", lambda handle: None)
+def test_whatever_goes_wrong_a_run_comes_to_its_end_and_shows_no_part(tmp_path, seed):
   draw = random.Random(seed)
   watcher = Watcher(tmp_path, _random_faults(draw), 2)
   watcher.run.transport.deadly = draw.random() < 0.3
