@@ -173,7 +173,7 @@ def _to(data: bytes, answer: bytes) -> bytes:
 def _indefinite(tree: StatisticsMessage) -> StatisticsMessage:
   """Lets two features have more in common than each with itself; the trace stays."""
   gram = np.array(tree.gram)
-  trace = float(np.trace(np.asarray(blr.unpack(gram))))
+  trace = float(np.trace(np.asarray(blr.unpack(tree.gram))))
   gram[1] += 10.0 * trace  # Of the second row, the first column.
   return tree.replace(gram=gram)
 
