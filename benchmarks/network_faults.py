@@ -4,6 +4,7 @@ python -m benchmarks.network_faults [--only=masked] [--output=FILE.csv]
 
 A server and three sites, each a program of its own on this machine, train by
 `fedbnr-ev` with masked sums over TLS; then it is done again, each time with one fault.
+Of wrong messages (`network_lies`) some are sent without masks, so that a site is named.
 A row says what was printed of the fault and after how many seconds, and what became of
 the model: "the same" has every score of the run without faults, to the last bit. A row
 is appended when it is known, and what stands in the file is not done again.
