@@ -1,9 +1,10 @@
 """What happens to a federation on the real engine when something goes wrong.
 
-python -m benchmarks.network_faults [--only=job-killed,stranger] [--output=FILE.csv]
+python -m benchmarks.network_faults [--only=masked] [--output=FILE.csv]
 
 A server and three sites, each a program of its own on this machine, train by
 `fedbnr-ev` with masked sums over TLS; then it is done again, each time with one fault.
+Of wrong messages (`network_lies`) some are sent without masks, so that a site is named.
 A row says what was printed of the fault and after how many seconds, and what became of
 the model: "the same" has every score of the run without faults, to the last bit. A row
 is appended when it is known, and what stands in the file is not done again.
@@ -20,126 +21,19 @@ import shutil
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks import network_lies
+from benchmarks.network_stage import SITES, Program, Stage, Told, last, until
 from fedbnr_jax.network import agreement, certificates, kits, schema, schema_proposal
 from fedbnr_jax.network.engine_process import EngineProcess
 from launch import network_demo
 
-_SITES = tuple(network_demo.RANGES)
 _COLUMNS = ("fault", "printed", "seconds", "model", "total seconds")
-_LIMIT = 600.0  # Of one run.
-_MESSAGE_SECONDS = 20  # For which the server waits for a message.
 _ROUNDS = 5
-
-
-class Program:
-  """A program whose lines are kept, with when they came."""
-
-  def __init__(self, *words: str) -> None:
-    command = [sys.executable, "-m", "launch.network", *words]
-    self.lines: list[tuple[float, str]] = []
-    self.process = subprocess.Popen(
-      command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    self._reader = threading.Thread(target=self._read, daemon=True)
-    self._reader.start()
-
-  def wait_for(self, start: str, since: float = 0.0, seconds: float = _LIMIT) -> str:
-    """Waits for a line that starts so; returns it."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-      for when, line in list(self.lines):
-        if when >= since and line.startswith(start):
-          return line
-      if self.process.poll() is not None and not self._reader.is_alive():
-        break
-      time.sleep(0.05)
-    raise AssertionError(f"no line starts with {start!r}: {self.text()}")
-
-  def wait(self) -> int:
-    """Waits for its end."""
-    self.process.wait(_LIMIT)
-    self._reader.join(10)
-    return self.process.returncode
-
-  def text(self) -> str:
-    """Returns all that it has printed."""
-    return "\n".join(line for _, line in self.lines)
-
-  def end(self) -> None:
-    """Ends it as Ctrl-C does."""
-    if self.process.poll() is None:
-      self.process.send_signal(signal.SIGINT)
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        self.process.wait(20)
-    self.process.kill()
-
-  def _read(self) -> None:
-    assert self.process.stdout is not None
-    for line in self.process.stdout:
-      self.lines.append((time.monotonic(), line.rstrip()))
-
-
-@dataclasses.dataclass
-class Stage:
-  """One federation of its own, on which a fault is tried."""
-
-  folder: pathlib.Path
-  programs: list[Program] = dataclasses.field(default_factory=list)
-
-  @property
-  def fed(self) -> pathlib.Path:
-    return self.folder / "fed"
-
-  def serve(self) -> Program:
-    """Starts the server, or starts it again."""
-    flags = [f"--kit={self.fed / 'server'}", f"--workdir={self.folder / 'run'}"]
-    flags += [f"--federation={self.folder / 'federation.json'}", "--wait=120"]
-    return self._start("serve", *flags, f"--message_seconds={_MESSAGE_SECONDS}")
-
-  def join(self, name: str, kit: pathlib.Path | None = None, **given: Any) -> Program:
-    """Starts a site, or starts it again."""
-    data = given.get("data", self.folder / "tables" / f"{name}.csv")
-    approve = given.get("approve", self.folder / "federation.json")
-    flags = [
-      f"--kit={kit or self.fed / name}",
-      f"--data={data}",
-      f"--approve={approve}",
-    ]
-    return self._start("join", *flags)
-
-  def start(self) -> tuple[Program, dict[str, Program]]:
-    """Starts the server and all sites."""
-    return self.serve(), {name: self.join(name) for name in _SITES}
-
-  def model(self) -> str:
-    """Says what became of the model."""
-    path = self.folder / "run" / "summary.json"
-    if not path.exists():
-      return "none: the run stopped"
-    return json.dumps(_scores(path))
-
-  def _start(self, *words: str) -> Program:
-    self.programs.append(Program(*words))
-    return self.programs[-1]
-
-
-# A fault returns what was printed of it, and after how many seconds.
-Told = tuple[str, float]
-
-
-def none(stage: Stage) -> Told:
-  """Nothing goes wrong."""
-  server, _ = stage.start()
-  assert server.wait() == 0, server.text()
-  return "", 0.0
 
 
 def job_killed(stage: Stage) -> Told:
@@ -193,7 +87,7 @@ def site_hangs(stage: Stage) -> Told:
 def site_late(stage: Stage) -> Told:
   """A site is started 30 s after the others."""
   server = stage.serve()
-  for name in _SITES[:2]:
+  for name in SITES[:2]:
     stage.join(name)
   line = server.wait_for("waiting for 'west'")
   time.sleep(30.0)
@@ -283,31 +177,31 @@ def unapproved(stage: Stage) -> Told:
   other = stage.folder / "other.json"
   agreement.write(other, dataclasses.replace(agreed, most_sums=77))
   server = stage.serve()
-  for name in _SITES[:2]:
+  for name in SITES[:2]:
     stage.join(name)
   stage.join("west", approve=other)
   server.wait_for("a run begins")
   when = time.monotonic()
   server.wait()
-  return _last(server), time.monotonic() - when
+  return last(server), time.monotonic() - when
 
 
 def another_version(stage: Stage) -> Told:
   """A site has another version of the package."""
   server = stage.serve()
-  for name in _SITES[:2]:
+  for name in SITES[:2]:
     stage.join(name)
   stage.join("west")
   kit = stage.fed / "west"
   # Its program is replaced by one that says another version.
-  _until(lambda: (kit / "side.json").exists())
+  until(lambda: (kit / "side.json").exists())
   content = json.loads((kit / "side.json").read_text())
   content["program"] = "benchmarks.network_faults:answering_as_another_version"
   (kit / "side.json").write_text(json.dumps(content))
   server.wait_for("a run begins")
   when = time.monotonic()
   server.wait()
-  return _last(server), time.monotonic() - when
+  return last(server), time.monotonic() - when
 
 
 def answering_as_another_version(**arguments: Any) -> Callable[[bytes], bytes]:
@@ -321,9 +215,7 @@ def answering_as_another_version(**arguments: Any) -> Callable[[bytes], bytes]:
 
 def fewer_sites(stage: Stage) -> Told:
   """A site dies for good, unmasked, and two sites were agreed on to be enough."""
-  agreed = agreement.read(stage.folder / "federation.json")
-  changed = dataclasses.replace(agreed, masking=False, min_sites=2)
-  agreement.write(stage.folder / "federation.json", changed)
+  stage.agree(masking=False, min_sites=2)
   server, sites = stage.start()
   server.wait_for("round 1,")
   when = _kill_all(stage, "south", sites["south"])
@@ -331,7 +223,7 @@ def fewer_sites(stage: Stage) -> Told:
 
 
 FAULTS: dict[str, Callable[[Stage], Told]] = {
-  "none": none,
+  "none": network_lies.nothing,
   "a site's job process is killed": job_killed,
   "a whole site is killed, and comes back": site_killed,
   "the server's job process is killed": server_job_killed,
@@ -349,6 +241,7 @@ FAULTS: dict[str, Callable[[Stage], Told]] = {
   "a kit was edited": edited_kit,
   "a site has approved another digest": unapproved,
   "a site has another version": another_version,
+  **network_lies.faults(),
 }
 
 
@@ -364,22 +257,22 @@ def main() -> None:
   known = _known(output)
   with tempfile.TemporaryDirectory() as folder:
     base = pathlib.Path(folder) / "base"
-    expected: str | None = None
+    expected: dict[str, str] = {}
     _make(base)
-    for name, fault in FAULTS.items():
-      reference = name == "none"
-      wanted = arguments.only in name and name not in known
-      if not wanted and not reference:
+    wanted = [name for name in FAULTS if arguments.only in name and name not in known]
+    needed = {network_lies.reference(name) for name in wanted}
+    for name in sorted(FAULTS, key=lambda name: name not in needed):
+      if name not in wanted and name not in needed:
         continue
-      row = _try(pathlib.Path(folder) / "stage", base, name, fault)
-      if reference:
-        expected = row["model"]
-      elif row["model"] == expected:
+      row = _try(pathlib.Path(folder) / "stage", base, name, FAULTS[name])
+      if name in needed:
+        expected[name] = row["model"]
+      elif row["model"] == expected[network_lies.reference(name)]:
         row["model"] = "the same"
       elif row["model"].startswith("{"):
         row["model"] = f"another: {row['model']}"
       print(row, flush=True)
-      if wanted:
+      if name in wanted:
         _append(output, row)
 
 
@@ -387,7 +280,7 @@ def _make(base: pathlib.Path) -> None:
   """Makes kits, tables, splits and an agreement that all runs have in common."""
   tables = network_demo.write_tables(base / "tables")
   fed = base / "fed"
-  kits.init(fed, _SITES, f"localhost:{network_demo.free_port()}", keys_here=True)
+  kits.init(fed, SITES, f"localhost:{network_demo.free_port()}", keys_here=True)
   config = network_demo.config()
   config.num_rounds = _ROUNDS
   proposed = schema_proposal.propose(tables["north"], "y", name="faults")
@@ -395,7 +288,7 @@ def _make(base: pathlib.Path) -> None:
   agreement.write(
     base / "federation.json", agreement.make(config, proposed, kits.members(fed))
   )
-  for number, name in enumerate(_SITES):
+  for number, name in enumerate(SITES):
     (fed / name / "own").mkdir(mode=0o700)
     (fed / name / "own" / "split.json").write_text(json.dumps({"seed": f"{number:x}"}))
 
@@ -413,7 +306,7 @@ def _try(
   finally:
     for program in stage.programs:
       program.end()
-    for kit in ("server", *_SITES):
+    for kit in ("server", *SITES):
       for pid in _all_of(stage.fed / kit):
         _signal([pid], signal.SIGKILL)
   return {
@@ -432,19 +325,14 @@ def _told(server: Program, when: float) -> Told:
   found = [(t, line) for t, line in lines if not line.startswith("round ")]
   assert found, f"nothing was said of it: {server.text()}"
   first, line = found[0]
-  also = "" if code == 0 else f" [serve ended with {code}: {_last(server)}]"
+  also = "" if code == 0 else f" [serve ended with {code}: {last(server)}]"
   return line + also, first - when
-
-
-def _last(program: Program) -> str:
-  lines = [line for _, line in program.lines if line]
-  return lines[-1] if lines else ""
 
 
 def _refused(site: Program) -> Told:
   begun = time.monotonic()
   assert site.wait() != 0, site.text()
-  return _last(site), time.monotonic() - begun
+  return last(site), time.monotonic() - begun
 
 
 def _job_of(stage: Stage, name: str) -> list[int]:
@@ -483,13 +371,6 @@ def _signal(pids: list[int], number: int) -> float:
   return time.monotonic()
 
 
-def _until(condition: Callable[[], bool]) -> None:
-  end = time.monotonic() + _LIMIT
-  while not condition():
-    assert time.monotonic() < end
-    time.sleep(0.01)
-
-
 def _knock(host: str, port: int, pair: tuple[bytes, bytes] | None) -> str:
   """Opens a TLS connection without believing anybody, and says what comes back."""
   context = ssl.create_default_context()
@@ -518,7 +399,7 @@ def _bad_job(stage: Stage, *, code: bool) -> Told:
   from fedbnr_jax.network import engine, engine_files, engine_process
 
   marker = stage.folder / "it-ran"
-  files = engine_files.job("bad", _SITES)
+  files = engine_files.job("bad", SITES)
   name = "site/config/config_fed_client.json"
   if code:
     files["site/custom/bad.py"] = _code(marker)
@@ -527,11 +408,11 @@ def _bad_job(stage: Stage, *, code: bool) -> Told:
     files[name] = files[name].replace(
       engine_files.SITE_CLASSES[1], "nvflare.app_common.np.np_trainer.NPTrainer"
     )
-  for site in _SITES:
+  for site in SITES:
     stage.join(site)
   kit = kits.opened(stage.fed / "server")
   with engine_process.running(kit), engine.control(kit, 120) as control:
-    _until(lambda: len(control.connected()) == len(_SITES))
+    until(lambda: len(control.connected()) == len(SITES))
     when = time.monotonic()
     place = stage.folder / "bad"
     for path, text in files.items():
@@ -541,7 +422,7 @@ def _bad_job(stage: Stage, *, code: bool) -> Told:
       job = control._session.submit_job(str(place))
     except Exception as error:
       return f"not taken: {error}", time.monotonic() - when
-    _until(lambda: control.status(job).startswith(("FINISHED", "FAILED", "ABANDONED")))
+    until(lambda: control.status(job).startswith(("FINISHED", "FAILED", "ABANDONED")))
     seconds = time.monotonic() - when
     status = control.status(job)
     meta = control._session.get_job_meta(job)
@@ -577,12 +458,6 @@ def _ask_engine(
 def _code(marker: pathlib.Path) -> str:
   body = f"open({str(marker)!r}, 'w').close()"
   return f"{body}\n\n\nclass Bad:\n  def __init__(self):\n    {body}\n"
-
-
-def _scores(path: pathlib.Path) -> dict[str, float]:
-  """Reads what of a summary does not depend on the clock."""
-  summary = json.loads(path.read_text())
-  return {k: v for k, v in summary.items() if not k.endswith("seconds")}
 
 
 def _known(path: pathlib.Path) -> set[str]:
