@@ -15,7 +15,7 @@ SENTENCES = {
   "told": "has told its own scores already, of another model",
   "limit": "has answered as many sums as were agreed on",
   "rule": "may not answer this attempt by the rules of masked sums",
-  "not-finite": "has a loss that is not finite",
+  "not-finite": "has a loss, or an answer, that is not finite",
   "failed": "could not answer, for a reason that its own log tells",
 }
 

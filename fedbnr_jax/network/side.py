@@ -16,6 +16,7 @@ from typing import Any
 from fedbnr_jax import files
 from fedbnr_jax.errors import InputError
 from fedbnr_jax.network.transport import Answer, Transport
+from fedbnr_jax.run.journal import NonFiniteError
 
 _LOG = logging.getLogger(__name__)
 _SIDE = "side.json"
@@ -62,7 +63,7 @@ def run_server_program(
   try:
     program, arguments = _read(folder)
     program(transport, **arguments)
-  except InputError as error:
+  except (InputError, NonFiniteError) as error:
     outcome = {"status": LOST if lost else REFUSED, "text": str(error)}
   except BaseException as error:
     _LOG.exception("the coordinator's program has failed")
