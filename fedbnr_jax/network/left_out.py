@@ -1,11 +1,10 @@
 """A coordinator's log of sites that a round went on without: left_out.csv."""
 
-import csv
-import datetime
 import os
 import pathlib
 
 from fedbnr_jax.files import explain_os_errors
+from fedbnr_jax.network.sent import add_line
 
 COLUMNS = ("time", "phase", "site", "what", "reason")
 
@@ -26,11 +25,4 @@ class LeftOutLog:
       reason: Words that follow its name.
     """
     with explain_os_errors(self.path.parent):
-      self.path.parent.mkdir(parents=True, exist_ok=True)
-      new = not self.path.exists()
-      with open(self.path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-          writer.writerow(COLUMNS)
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        writer.writerow([now, phase, site, what, reason])
+      add_line(self.path, COLUMNS, (phase, site, what, reason))

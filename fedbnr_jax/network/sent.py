@@ -4,6 +4,7 @@ import csv
 import datetime
 import os
 import pathlib
+from collections.abc import Sequence
 
 from fedbnr_jax.files import explain_os_errors
 
@@ -39,16 +40,10 @@ class SentLog:
       masked: Whether the numbers tell nothing without the other sites' numbers.
       meaning: What they are, in words.
     """
+    marked = "yes" if masked else "no"
+    line = (run[:16], kind, what, numbers, size, marked, meaning)
     with explain_os_errors(self.path.parent, "the folder of a site"):
-      self.path.parent.mkdir(parents=True, exist_ok=True)
-      new = not self.path.exists()
-      with open(self.path, "a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-          writer.writerow(COLUMNS)
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        marked = "yes" if masked else "no"
-        writer.writerow([now, run[:16], kind, what, numbers, size, marked, meaning])
+      add_line(self.path, COLUMNS, line)
 
   def num_sums(self, run: str) -> int:
     """Counts the sums that have left in a run."""
@@ -58,3 +53,17 @@ class SentLog:
       return sum(
         row["run"] == run[:16] and row["kind"] == SUM for row in csv.DictReader(file)
       )
+
+
+def add_line(
+  path: pathlib.Path, columns: Sequence[str], line: Sequence[object]
+) -> None:
+  """Adds a line to a log, after the time; the first one comes after the columns."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  new = not path.exists()
+  with open(path, "a", newline="", encoding="utf-8") as file:
+    writer = csv.writer(file, lineterminator="\n")
+    if new:
+      writer.writerow(columns)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    writer.writerow([now, *line])
